@@ -1,0 +1,152 @@
+"""Training state: model, optimizer, scheduler, scaler, gradients and extras, which survive together or not at all.
+
+`capture` and `restore` move the whole of it. `mark` and `rollback` undo what an unfinished step changed before its
+gradients were agreed on: buffers (BatchNorm counts in the forward pass), gradients and the extras. Parameters and
+optimizer state change only after the agreement, so they need no copy: marking costs next to nothing for a model
+without buffers. Random numbers are not part of the state: they are a function of (seed, step, shard), see
+`ftlab.elastic.seeding`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ftlab.checkpoint import tree
+from ftlab.errors import ConfigError
+
+
+class TrainingState:
+    """The parts a job protects, by name, and the number of committed steps."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Any] = {}
+        self.step = 0
+        self._marked: _Mark | None = None
+
+    def protect(self, parts: Mapping[str, Any]) -> None:
+        """Add parts; raises ConfigError for one that cannot be saved."""
+        for name, part in parts.items():
+            if not _is_protectable(part):
+                raise ConfigError(f"cannot protect {name}={type(part).__name__}: it has no state_dict() and "
+                                  f"load_state_dict()", hint="pass a module, an optimizer, a dict, or give it both")
+            self.parts[name] = part
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The parts that are modules."""
+        return {name: part for name, part in self.parts.items() if isinstance(part, nn.Module)}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All trainable parameters, each once, in a fixed order."""
+        found = [parameter for module in self.modules.values() for parameter in module.parameters()
+                 if parameter.requires_grad]
+        return list(dict.fromkeys(found))
+
+    def signature(self) -> list[list[Any]]:
+        """Names, shapes and types of the modules' state: equal on all ranks of a healthy job."""
+        return [[f"{part}.{name}", list(value.shape), str(value.dtype)] for part, module in self.modules.items()
+                for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)]
+
+    def capture(self) -> dict[str, Any]:
+        """The whole state as a tree whose tensors are the live ones."""
+        return {"step": self.step, "parts": {name: _save(part) for name, part in self.parts.items()},
+                "grads": [None if p.grad is None else p.grad for p in self.parameters()]}
+
+    def restore(self, captured: Mapping[str, Any]) -> None:
+        """Load a captured tree into the live parts."""
+        for name, saved in captured["parts"].items():
+            _load(self.parts[name], saved)
+        for parameter, grad in zip(self.parameters(), captured["grads"], strict=True):
+            parameter.grad = grad
+        self.step = int(captured["step"])
+
+    def digest(self) -> str:
+        """SHA-256 of the whole state: equal means the same bits."""
+        return tree.digest(self.capture())
+
+    def mark(self) -> None:
+        """Remember what an unfinished step may change before its gradients are agreed on."""
+        if self._marked is None:
+            self._marked = _Mark(self)
+        self._marked.take()
+
+    def rollback(self) -> None:
+        """Undo what changed since `mark`."""
+        if self._marked is not None:
+            self._marked.undo()
+
+
+class _Mark:
+    """What `rollback` needs; buffers are copied only when they changed since the last mark."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self.parameters = state.parameters()
+        self.buffers = [buffer for module in state.modules.values() for buffer in module.buffers()]
+        self.small = {name: part for name, part in state.parts.items()
+                      if not isinstance(part, nn.Module | torch.optim.Optimizer)}
+        self.copies: list[torch.Tensor] = []
+        self.versions: list[int] = []
+        self.grads: list[torch.Tensor | None] = []
+        self.saved: dict[str, Any] = {}
+
+    def take(self) -> None:
+        versions = [buffer._version for buffer in self.buffers]
+        if not self.copies and self.buffers:
+            self.copies = [buffer.detach().clone() for buffer in self.buffers]
+        for index, (now, then) in enumerate(zip(versions, self.versions, strict=False)):
+            if now != then:
+                self.copies[index].copy_(self.buffers[index])
+        self.versions = versions
+        self.grads = [parameter.grad for parameter in self.parameters]
+        if self.small:
+            self.saved = {name: copy.deepcopy(_save(part)) for name, part in self.small.items()}
+
+    def undo(self) -> None:
+        for buffer, kept, version in zip(self.buffers, self.copies, self.versions, strict=True):
+            if buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(kept)
+        self.versions = [buffer._version for buffer in self.buffers]
+        for parameter, grad in zip(self.parameters, self.grads, strict=True):
+            parameter.grad = grad
+        for name, saved in self.saved.items():
+            _load(self.small[name], copy.deepcopy(saved))
+
+
+def differences(mine: list[list[Any]], theirs: list[list[Any]]) -> Iterator[str]:
+    """What differs between two signatures, one line each."""
+    left, right = ({row[0]: row[1:] for row in rows} for rows in (mine, theirs))
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) != right.get(name):
+            yield f"{name}: {_describe(left.get(name))} here, {_describe(right.get(name))} there"
+
+
+def _describe(entry: list[Any] | None) -> str:
+    return "missing" if entry is None else f"{tuple(entry[0])} {entry[1].removeprefix('torch.')}"
+
+
+def _is_protectable(part: Any) -> bool:
+    return isinstance(part, dict | torch.Generator) or (hasattr(part, "state_dict") and hasattr(part, "load_state_dict"))
+
+
+def _save(part: Any) -> Any:
+    if isinstance(part, dict):
+        return dict(part)
+    if isinstance(part, torch.Generator):
+        return {"generator": part.get_state()}
+    return part.state_dict()
+
+
+def _load(part: Any, saved: Any) -> None:
+    if isinstance(part, dict):
+        part.clear()
+        part.update(saved)
+    elif isinstance(part, torch.Generator):
+        part.set_state(saved["generator"])
+    else:
+        part.load_state_dict(saved)

@@ -1,0 +1,332 @@
+"""The node agent: one per node; it heartbeats, starts workers, and passes word between them and the controller.
+
+It holds a lease: while the controller answers, the workers train. When the controller has been silent longer than the
+lease, the agent ends its workers by itself, so a node that was cut off cannot go on in a world that has moved on.
+While the controller is away for a shorter time (it was killed and is being restarted) training goes on, and what the
+workers reported meanwhile is kept until it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from ftlab import messages
+from ftlab.cluster.forks import describe_exit
+from ftlab.cluster.forkserver import request_worker
+from ftlab.cluster.output import OutputFilter
+from ftlab.config import MAX_CODE_BYTES, MAX_MESSAGE_BYTES
+from ftlab.train.status import StatusPage
+from ftlab.train.worker import WorkerSpec
+
+log = logging.getLogger(__name__)
+_RETRY_S = 0.05
+_MAX_OUTPUT_LINES = 1000  # kept while the controller is away
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeIdentity:
+    """Who a node is and where its controller listens."""
+
+    name: str
+    address: str
+    controller: str  # http://host:port
+    token: str
+    logs: Path | None = None
+
+
+@dataclass
+class _Worker:
+    local_rank: int
+    job: str
+    control: Connection
+    output: int
+    filter: OutputFilter
+    pid: int = 0
+    reported: bool = False  # it said itself why it ends
+
+
+class NodeAgent:
+    """Runs until its launcher closes the lifeline."""
+
+    def __init__(self, identity: NodeIdentity, forkserver: Connection, forkserver_pid: int,
+                 pages: list[StatusPage], lifeline: int) -> None:
+        self.identity, self.pages = identity, pages
+        self._forkserver, self._forkserver_pid, self._lifeline = forkserver, forkserver_pid, lifeline
+        self._instance = uuid.uuid4().hex
+        self._workers: dict[int, _Worker] = {}
+        self._starting: deque[_Worker] = deque()  # asked of the fork server, not yet answered
+        self._by_pid: dict[int, _Worker] = {}
+        self._job = ""
+        self._link: WebSocketClientConnection | None = None
+        self._heartbeat_s, self._lease_s = 0.1, 5.0
+        self._heard = time.monotonic()
+        self._numbers = count(1)
+        self._steps: list[tuple[int, dict[str, Any]]] = []  # (first heartbeat that carried it, record)
+        self._output: list[list[Any]] = []
+        self._outbox: list[messages.FromWorker] = []
+        self._watch: int | None = None
+        self._over = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until the launcher is gone."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._lifeline, self._over.set)
+        loop.add_reader(self._forkserver.fileno(), self._on_forkserver)
+        tasks = [asyncio.create_task(self._keep_link()), asyncio.create_task(self._beat())]
+        await self._over.wait()
+        for task in tasks:
+            task.cancel()
+        self._end_workers()
+
+    # ---- the link to the controller ------------------------------------------------------------------------
+
+    async def _keep_link(self) -> None:
+        while True:
+            try:
+                self._link = await self._connect()
+                while (raw := await self._link.read_message()) is not None:
+                    self._heard = time.monotonic()
+                    await self._on_message(messages.loads(raw))
+            except (OSError, RuntimeError, asyncio.TimeoutError) as error:
+                log.debug("link lost: %s", error)
+            except Exception as error:  # HTTP errors of the handshake, bad messages: try again, say why
+                log.info("link refused: %s", error)
+            self._link = None
+            await asyncio.sleep(_RETRY_S)
+
+    async def _connect(self) -> WebSocketClientConnection:
+        link = await websocket_connect(self._request("/node", connect_timeout=0.5, request_timeout=1.0),
+                                       max_message_size=MAX_MESSAGE_BYTES)
+        await link.write_message(messages.dumps(messages.Hello(
+            node=self.identity.name, address=self.identity.address, pid=os.getpid(), instance=self._instance,
+            job=self._job, workers=[worker.to_dict() for worker in self._progress()])))
+        return link
+
+    def _request(self, path: str, **options: Any) -> HTTPRequest:
+        base = self.identity.controller.replace("http", "ws", 1) if path == "/node" else self.identity.controller
+        return HTTPRequest(base + path, headers={"Authorization": f"Bearer {self.identity.token}"},
+                           network_interface=self.identity.address, **options)
+
+    def _send(self, message: messages.Message) -> bool:
+        if self._link is None:
+            return False
+        try:
+            future = self._link.write_message(messages.dumps(message))
+        except Exception:  # closed just now: the reader notices and reconnects
+            return False
+        asyncio.ensure_future(future).add_done_callback(lambda done: done.exception())
+        return True
+
+    async def _on_message(self, message: messages.Message) -> None:
+        match message:
+            case messages.Welcome():
+                self._heartbeat_s, self._lease_s = message.heartbeat_s, message.lease_s
+                if message.fresh:
+                    self._start_over()
+                self._flush()
+            case messages.Ack():
+                self._steps = [(first, record) for first, record in self._steps if not 0 < first <= message.number]
+            case messages.RunJob():
+                await self._run_job(message)
+            case messages.EndJob():
+                self._end_workers()
+            case messages.ToWorkers():
+                self._tell_workers(message)
+            case messages.Watch():
+                self._watch = message.step
+
+    async def _beat(self) -> None:
+        while True:
+            self._send_heartbeat()
+            now = time.monotonic()
+            if now - self._heard > self._lease_s and self._workers:
+                log.warning("lease ran out after %.1f s: ending workers", now - self._heard)
+                self._start_over()
+            elif self._link is not None and now - self._heard > max(1.0, 5 * self._heartbeat_s):
+                self._link.close()  # silent: knock again
+            await asyncio.sleep(self._heartbeat_s)
+
+    def _send_heartbeat(self) -> None:
+        number = next(self._numbers)
+        steps = [(first or number, record) for first, record in self._steps]
+        sent = self._send(messages.Heartbeat(
+            number=number, workers=[worker.to_dict() for worker in self._progress()],
+            steps=[record for _, record in steps], output=self._output[:200]))
+        if sent:
+            self._steps, self._output = steps, self._output[200:]
+
+    def _flush(self) -> None:
+        """Send what waited for a link."""
+        self._steps = [(0, record) for _, record in self._steps]
+        waiting, self._outbox = self._outbox, []
+        for message in waiting:
+            self._pass_on(message)
+        self._send_heartbeat()
+
+    def _pass_on(self, message: messages.FromWorker) -> None:
+        if not self._send(message):
+            self._outbox.append(message)
+
+    def _start_over(self) -> None:
+        """This node was given up: nothing of its past may reach the present world."""
+        self._end_workers()
+        self._steps, self._outbox, self._job = [], [], ""
+
+    # ---- workers -------------------------------------------------------------------------------------------
+
+    def _progress(self) -> Iterator[Any]:
+        for local_rank in sorted(self._workers):
+            yield _Report(self._workers[local_rank], self.pages[local_rank])
+
+    async def _run_job(self, message: messages.RunJob) -> None:
+        request = self._request(f"/api/jobs/{message.job}/code", request_timeout=60.0)
+        response = await AsyncHTTPClient(max_body_size=MAX_CODE_BYTES).fetch(request)
+        if message.local_ranks is None:
+            self._end_workers()
+        self._job = message.job
+        for local_rank in message.local_ranks if message.local_ranks is not None else range(len(self.pages)):
+            self._end_worker(local_rank)
+            self._start_worker(local_rank, message, response.body)
+
+    def _start_worker(self, local_rank: int, message: messages.RunJob, code: bytes) -> None:
+        mine, theirs = Pipe()
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        logs = self.identity.logs
+        worker = _Worker(local_rank, message.job, mine, reading,
+                         OutputFilter(logs / f"{self.identity.name}-{local_rank}.log" if logs else None))
+        spec = WorkerSpec(node=self.identity.name, local_rank=local_rank, code=code, path=message.spec["path"],
+                          config=message.spec["config"])
+        request_worker(self._forkserver, spec, theirs, writing, self._forkserver_pid)
+        theirs.close()
+        os.close(writing)
+        self._workers[local_rank] = worker
+        self._starting.append(worker)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(mine.fileno(), self._on_worker, worker)
+        loop.add_reader(reading, self._on_output, worker)
+
+    def _on_forkserver(self) -> None:
+        try:
+            kind, *rest = self._forkserver.recv()
+        except (EOFError, OSError):
+            self._over.set()  # a node without a fork server is no node
+            return
+        if kind == "started":
+            worker = self._starting.popleft()
+            worker.pid = rest[1]
+            self._by_pid[worker.pid] = worker
+            if self._workers.get(worker.local_rank) is not worker:  # replaced before it had begun
+                os.kill(worker.pid, signal.SIGKILL)
+        else:
+            pid, status = rest
+            if pid in self._by_pid:
+                self._on_ended(self._by_pid.pop(pid), status)
+
+    def _on_worker(self, worker: _Worker) -> None:
+        try:
+            while worker.control.poll():
+                self._on_worker_message(worker, messages.loads(worker.control.recv_bytes()))
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(worker.control.fileno())
+
+    def _on_worker_message(self, worker: _Worker, message: messages.Message) -> None:
+        if isinstance(message, messages.StepDone):
+            self._steps.append((0, {**messages.encode(message), "local_rank": worker.local_rank}))
+            if self._watch is not None and message.step >= self._watch:
+                self._watch = None
+                self._send_heartbeat()
+            return
+        if isinstance(message, messages.Failed):
+            worker.reported = True
+        if isinstance(message, messages.Spans | messages.Finished):
+            self._send_heartbeat()  # the steps before it first
+        self._pass_on(messages.FromWorker(job=worker.job, local_rank=worker.local_rank, pid=worker.pid,
+                                          body=messages.encode(message)))
+
+    def _on_output(self, worker: _Worker) -> None:
+        try:
+            data = os.read(worker.output, 1 << 18)
+        except BlockingIOError:
+            return
+        lines = worker.filter.feed(data, time.monotonic()) if data else worker.filter.finish()
+        if not data:
+            asyncio.get_running_loop().remove_reader(worker.output)
+            os.close(worker.output)
+        rank = self.pages[worker.local_rank].read().rank
+        self._output += [[worker.local_rank, rank, line] for line in lines]
+        del self._output[:-_MAX_OUTPUT_LINES]
+
+    def _on_ended(self, worker: _Worker, status: int) -> None:
+        if self._workers.get(worker.local_rank) is not worker:
+            return  # it was ended on purpose
+        self._on_worker(worker)  # its last words come before its end
+        if not worker.reported:
+            progress = self.pages[worker.local_rank].read()
+            self._pass_on(messages.FromWorker(
+                job=worker.job, local_rank=worker.local_rank, pid=worker.pid,
+                body=messages.encode(messages.Failed(cause="crash", detail=f"worker {describe_exit(status)}",
+                                                     generation=progress.generation, step=progress.step))))
+        self._forget(worker)
+
+    def _tell_workers(self, message: messages.ToWorkers) -> None:
+        raw = messages.dumps(messages.decode(message.body))
+        for worker in self._workers.values():
+            if worker.job == message.job:
+                with contextlib.suppress(OSError):
+                    worker.control.send_bytes(raw)
+
+    def _end_workers(self) -> None:
+        for local_rank in list(self._workers):
+            self._end_worker(local_rank)
+
+    def _end_worker(self, local_rank: int) -> None:
+        worker = self._workers.get(local_rank)
+        if worker is None:
+            return
+        if worker.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+        self._forget(worker)
+
+    def _forget(self, worker: _Worker) -> None:
+        if self._workers.get(worker.local_rank) is worker:
+            del self._workers[worker.local_rank]
+        with contextlib.suppress(OSError, ValueError):
+            asyncio.get_running_loop().remove_reader(worker.control.fileno())
+            worker.control.close()
+
+
+class _Report:
+    """A worker's progress with its place on the node, as heartbeats carry it."""
+
+    def __init__(self, worker: _Worker, page: StatusPage) -> None:
+        self._worker, self._page = worker, page
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"local_rank": self._worker.local_rank, "pid": self._worker.pid, "job": self._worker.job,
+                **self._page.read().to_dict()}
+
+
+def run_agent(identity: NodeIdentity, forkserver: Connection, forkserver_pid: int, pages: list[StatusPage],
+              lifeline: int) -> int:
+    """The whole life of a node agent; returns its exit code."""
+    asyncio.run(NodeAgent(identity, forkserver, forkserver_pid, pages, lifeline).run())
+    return 0

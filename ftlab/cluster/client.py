@@ -1,0 +1,138 @@
+"""How a notebook, a command or a test talks to a cluster: HTTP for questions, a stream for what happens.
+
+`Follower` keeps a copy of the event log up to date in a background thread, and comes back by itself when the controller
+was restarted. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import websocket_connect
+
+from ftlab.cluster.launcher_settings import SOCKET
+from ftlab.errors import ClusterClosed, FtlabError, from_dict
+from ftlab.events import Event
+
+_AWAY_S = 15.0  # how long a controller may be away before a question fails
+_local = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
+
+
+class ApiClient:
+    """Questions to the controller, and orders to the launcher."""
+
+    def __init__(self, url: str, token: str, folder: Path) -> None:
+        self.url, self.token, self.folder = url, token, folder
+
+    def get(self, path: str) -> dict[str, Any]:
+        """GET a JSON object."""
+        return self._call(urllib.request.Request(self.url + path))
+
+    def post(self, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
+        """POST JSON data, or bytes with headers."""
+        raw = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        return self._call(urllib.request.Request(self.url + path, data=raw, method="POST",
+                                                 headers={key.replace("_", "-"): value for key, value in headers.items()}))
+
+    def order(self, **request: Any) -> dict[str, Any]:
+        """Have the launcher do something to the cluster's processes."""
+        try:
+            with Client(str(self.folder / SOCKET), "AF_UNIX", authkey=self.token.encode()) as link:
+                link.send_bytes(json.dumps(request).encode())
+                answer: dict[str, Any] = json.loads(link.recv_bytes())
+        except (OSError, EOFError) as error:
+            raise ClusterClosed("the cluster is gone", seen=str(error), hint="start a new Cluster") from None
+        if "failed" in answer:
+            raise from_dict(answer["failed"])
+        return answer
+
+    def _call(self, request: urllib.request.Request) -> dict[str, Any]:
+        request.add_header("Authorization", f"Bearer {self.token}")
+        deadline = time.monotonic() + _AWAY_S
+        while True:
+            try:
+                with _local.open(request, timeout=_AWAY_S) as answer:
+                    return dict(json.loads(answer.read()))
+            except urllib.error.HTTPError as error:
+                raise self._refusal(error) from None
+            except (OSError, ValueError) as error:  # the controller is being restarted, or gone
+                if not self.folder.exists() or time.monotonic() > deadline:
+                    raise ClusterClosed("the controller does not answer", seen=str(error)) from None
+                time.sleep(0.05)
+
+    def _refusal(self, error: urllib.error.HTTPError) -> FtlabError:
+        try:
+            return from_dict(json.loads(error.read()))
+        except ValueError:
+            return FtlabError(f"the controller answered {error.code}")
+
+
+class Follower:
+    """A live copy of a cluster's event log, and its workers' output."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url, self.token = url, token
+        self.events: list[Event] = []
+        self.output: deque[tuple[str, list[Any]]] = deque(maxlen=5000)
+        self.changed = threading.Condition()
+        self.listeners: list[Callable[[Event], None]] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="ftlab-follower", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop following; may be called twice."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._thread.join(5)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._task = self._loop.create_task(self._follow())
+        try:
+            self._loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._loop.close()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                request = HTTPRequest(f"{self.url.replace('http', 'ws', 1)}/api/stream?after={len(self.events)}",
+                                      headers={"Authorization": f"Bearer {self.token}"}, connect_timeout=1.0)
+                link = await websocket_connect(request, max_message_size=64 << 20)
+                while (raw := await link.read_message()) is not None:
+                    self._take(json.loads(raw))
+            except (OSError, RuntimeError, asyncio.TimeoutError):
+                pass
+            except Exception as error:
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+            await asyncio.sleep(0.03)
+
+    def _take(self, frame: dict[str, Any]) -> None:
+        with self.changed:
+            if "event" in frame:
+                event = Event(**frame["event"])
+                if event.seq == len(self.events) + 1:
+                    self.events.append(event)
+                    for listener in self.listeners:
+                        listener(event)
+            else:
+                self.output.extend((frame["node"], line) for line in frame["output"])
+            self.changed.notify_all()

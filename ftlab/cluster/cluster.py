@@ -1,0 +1,250 @@
+"""The cluster a notebook works with: real nodes on this machine, started in seconds and gone without a trace.
+
+    with ftlab.Cluster(nodes=4, spares=1) as cluster:
+        job = cluster.submit(train)
+        job.wait_for_step(50)
+        cluster.inject(faults.kill("node-2"))
+        report = job.result()
+
+The processes belong to a launcher that ends with this object, with this process, or with `close`, whichever is first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import cloudpickle
+
+from ftlab.cluster import runs
+from ftlab.cluster.client import ApiClient, Follower
+from ftlab.cluster.job import Job
+from ftlab.cluster.launcher_settings import SETTINGS
+from ftlab.cluster.progress import Progress
+from ftlab.cluster.shipping import ship
+from ftlab.cluster.view import cluster_html, cluster_text
+from ftlab.config import ClusterConfig, JobConfig, child_environment
+from ftlab.errors import ClusterClosed, ClusterError, ConfigError, NodeStartTimeout, from_dict
+from ftlab.events import Event
+
+_ECHO = object()
+
+
+class Injectable(Protocol):
+    """Something that can be done to a cluster, such as a fault."""
+
+    def inject(self, cluster: Any) -> Any:
+        """Do it, or arrange for it; a receipt."""
+
+
+class Cluster:
+    """Nodes, spares and a controller on this machine, for as long as this object lives."""
+
+    def __init__(self, nodes: int = 4, spares: int = 1, procs_per_node: int = 1, *, backend: str = "auto",
+                 policy: Callable[..., Any] | None = None, echo: TextIO | None | object = _ECHO,
+                 progress: TextIO | None = None, detached: bool = False, **settings: Any) -> None:
+        if backend not in ("auto", "process"):
+            raise ConfigError(f"backend {backend!r} is not available", hint="backend='process'")
+        try:
+            self.config = ClusterConfig(nodes=nodes, spares=spares, procs_per_node=procs_per_node, **settings)
+        except TypeError as error:
+            raise ConfigError(f"unknown setting: {error}", hint="see ftlab.ClusterConfig") from None
+        self.name = f"ft-{secrets.token_hex(4)}"
+        self.backend = "process"
+        self._policy, self._echo = policy, sys.stdout if echo is _ECHO else echo
+        token = secrets.token_urlsafe(24)
+        self._folder = runs.make_folder(self.name)
+        self._launcher, self._owner = self._start_launcher(token, detached)
+        self._finalizer = weakref.finalize(self, _end_launcher, self._launcher, self._owner, self._folder)
+        line = Progress(progress)
+        try:
+            url = self._await_launcher(line)
+            self._attach(url, token)
+            self._await_nodes(line)
+        except BaseException:
+            self.close()
+            raise
+        line.done(f"{self!r} is up")
+
+    @classmethod
+    def connect(cls, card: dict[str, Any], echo: TextIO | None = None) -> Cluster:
+        """A cluster that another command started, from its card."""
+        self = cls.__new__(cls)
+        self.name, self.backend, self.config = card["cluster"], "process", ClusterConfig.from_dict(card["config"])
+        self._folder, self._policy, self._echo = Path(card["folder"]), None, echo
+        self._launcher = self._owner = None
+        self._finalizer = None
+        self._attach(card["url"], card["token"])
+        return self
+
+    # ---- what a notebook does with it ----------------------------------------------------------------------
+
+    def submit(self, train: Callable[..., Any], *args: Any, policy: Callable[..., Any] | None = None,
+               config: JobConfig | None = None, **options: Any) -> Job:
+        """Start a job: `train(ctx, *args)` on every rank. `options` are JobConfig's fields, or the function's own."""
+        fields = JobConfig.__dataclass_fields__
+        settings = {name: options.pop(name) for name in list(options) if name in fields}
+        job_config = config or JobConfig(**settings)
+        if job_config.min_nodes is not None and job_config.min_nodes > self.config.nodes:
+            raise ConfigError(f"min_nodes={job_config.min_nodes} is more than the cluster's {self.config.nodes} nodes")
+        code = ship(train, args, options)
+        chosen = policy or self._policy
+        extra = cloudpickle.dumps(chosen) if chosen else b""
+        first = len(self.events)
+        name = getattr(train, "__name__", type(train).__name__)
+        head = {"job": secrets.token_hex(6), "name": name, "config": job_config.to_dict(), "path": sys.path,
+                "policy_bytes": len(extra)}
+        answer = self.api.post("/api/jobs", code + extra, X_Ftlab_Job=json.dumps(head))
+        return Job(self, answer["job"], name, first)
+
+    def inject(self, fault: Injectable) -> Any:
+        """Do a fault now, or when its time comes; its receipt."""
+        return fault.inject(self)
+
+    def status(self) -> dict[str, Any]:
+        """What the controller holds of its nodes and its job."""
+        return self.api.get("/api/status")
+
+    @property
+    def events(self) -> list[Event]:
+        """The event log so far."""
+        return self.follower.events
+
+    @property
+    def running(self) -> bool:
+        """Whether the cluster is up."""
+        if self._launcher is not None:
+            return self._launcher.poll() is None
+        return self._folder.exists()
+
+    def logs(self, node: str, local_rank: int = 0) -> str:
+        """All that a node's worker has printed, also what was not shown."""
+        path = self._folder / "logs" / f"{node}-{local_rank}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def close(self) -> None:
+        """End all processes and remove every trace; may be called twice."""
+        if hasattr(self, "follower"):
+            self.follower.close()
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return cluster_text(self)
+
+    def _repr_html_(self) -> str:
+        return cluster_html(self)
+
+    # ---- what faults use -----------------------------------------------------------------------------------
+
+    def order(self, **request: Any) -> dict[str, Any]:
+        """Have the launcher do something to the cluster's processes."""
+        return self.api.order(**request)
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Put a fault's receipt into the event log."""
+        self.api.post("/api/events", {"kind": kind, **fields})
+
+    # ---- output --------------------------------------------------------------------------------------------
+
+    def show_output(self) -> None:
+        """Print what the workers printed since the last time, with node and rank in front."""
+        output = self.follower.output
+        while output:
+            node, (local_rank, rank, text) = output.popleft()
+            if self._echo is not None:
+                who = f"{node} rank={rank}" if rank >= 0 else node
+                self._echo.write(f"[{who}] {text}\n")  # type: ignore[attr-defined]
+
+    def last_words(self) -> str:
+        """The end of the launcher's log."""
+        path = self._folder / "launcher.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-5:]) if path.exists() else "no log is left"
+
+    # ---- starting ------------------------------------------------------------------------------------------
+
+    def _start_launcher(self, token: str, detached: bool) -> tuple[subprocess.Popen[bytes], Connection]:
+        settings = {"cluster": self.name, "token": token, "config": self.config.to_dict(), "detached": detached}
+        path = self._folder / SETTINGS
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            json.dump(settings, file)
+        mine, theirs = Pipe()
+        environment = child_environment(self.name)
+        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        with (self._folder / "launcher.log").open("wb") as log:
+            launcher = subprocess.Popen(
+                [sys.executable, "-m", "ftlab.cluster.launcher", str(self._folder), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(theirs.fileno(),),
+                start_new_session=True, env=environment)
+        theirs.close()
+        return launcher, mine
+
+    def _await_launcher(self, line: Progress) -> str:
+        doing = f"starting {self.config.nodes} nodes and {self.config.spares} spares"
+        deadline = time.monotonic() + self.config.start_timeout_s
+        while time.monotonic() < deadline:
+            line.say(doing)
+            try:
+                if not self._owner.poll(0.2):  # type: ignore[union-attr]
+                    continue
+                news = json.loads(self._owner.recv_bytes())  # type: ignore[union-attr]
+            except (EOFError, OSError):
+                raise ClusterError("the launcher died while starting", seen=self.last_words(),
+                                   hint="run `ftlab doctor`") from None
+            if "failed" in news:
+                raise from_dict(news["failed"])
+            if "ready" in news:
+                return str(news["ready"])
+            doing = str(news["progress"])
+        raise NodeStartTimeout(f"the launcher was not ready after {self.config.start_timeout_s:g} s: still {doing}",
+                               seen=self.last_words(), hint="run `ftlab doctor`; is the machine very busy?")
+
+    def _attach(self, url: str, token: str) -> None:
+        self.url, self.token = url, token
+        self.api = ApiClient(url, token, self._folder)
+        self.follower = Follower(url, token)
+        self.follower.start()
+
+    def _await_nodes(self, line: Progress) -> None:
+        wanted = self.config.nodes + self.config.spares
+        deadline = time.monotonic() + self.config.start_timeout_s
+        while True:
+            with self.follower.changed:
+                joined = {event.source for event in self.events if event.kind == "node.joined"}
+                if len(joined) >= wanted:
+                    return
+                self.follower.changed.wait(0.2)
+            line.say(f"{len(joined)}/{wanted} nodes are up")
+            if not self.running:
+                raise ClusterClosed("the launcher died while its nodes started", seen=self.last_words())
+            if time.monotonic() > deadline:
+                raise NodeStartTimeout(f"{len(joined)}/{wanted} nodes ready after {self.config.start_timeout_s:g} s",
+                                       seen=self.last_words(), hint="fewer nodes, or `ftlab doctor`")
+
+
+def _end_launcher(launcher: subprocess.Popen[bytes], owner: Connection, folder: Path) -> None:
+    """Close the owner's end; the launcher takes that as the end of the cluster."""
+    owner.close()
+    try:
+        launcher.wait(10)
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        launcher.wait()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,97 @@
+"""The controller's process: its server, its store, and its pipe to the launcher, which starts nodes for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from ftlab.config import ClusterConfig
+from ftlab.events import EventLog
+from ftlab.recovery.controller import Controller
+from ftlab.recovery.policy import Policy
+from ftlab.recovery.restore import restore
+from ftlab.recovery.server import ControlServer
+
+JOURNAL = "journal.jsonl"
+
+
+def run_controller(config: ClusterConfig, token: str, folder: Path, gate: socket.socket, launcher: Connection) -> int:
+    """The whole life of a controller; returns its exit code."""
+    asyncio.run(_ControlProcess(config, token, folder, gate, launcher).run())
+    return 0
+
+
+class _ControlProcess:
+    """Wires controller, server, store and launcher together."""
+
+    def __init__(self, config: ClusterConfig, token: str, folder: Path, gate: socket.socket,
+                 launcher: Connection) -> None:
+        self.config, self.token, self.folder, self.gate, self.launcher = config, token, folder, gate, launcher
+        self._over = asyncio.Event()
+        self._store: Any = None
+        self._store_address = ("127.0.0.1", 0)
+
+    async def run(self) -> None:
+        """Serve until the launcher is gone."""
+        loop = asyncio.get_running_loop()
+        log = EventLog(self.folder / JOURNAL)
+        controller = Controller(self.config, log, self, self._open_store, loop.call_later)
+        server = ControlServer(controller, token=self.token, folder=self.folder, load_policy=load_policy,
+                               shutdown=lambda: self._ask(do="close"))
+        restored = restore(controller, server.policy_of)
+        if not restored:
+            for number in range(self.config.nodes + self.config.spares):
+                controller.expect_node(f"node-{number}")
+        log.record("controller.started", restored=restored, pid=os.getpid(), config=self.config.to_dict())
+        self._open_store()
+        loop.add_reader(self.launcher.fileno(), self._on_launcher, controller)
+        server.start([self.gate])
+        await self._over.wait()
+
+    def start_node(self, name: str) -> None:
+        """Ask the launcher for a node."""
+        self._ask(do="start_node", node=name)
+
+    def remove_node(self, name: str) -> None:
+        """Have the launcher end a node."""
+        self._ask(do="remove_node", node=name)
+
+    def _ask(self, **request: Any) -> None:
+        self.launcher.send_bytes(json.dumps(request).encode())
+
+    def _on_launcher(self, controller: Controller) -> None:
+        try:
+            while self.launcher.poll():
+                news = json.loads(self.launcher.recv_bytes())
+                if "exited" in news:
+                    controller.node_exited(news["exited"], news["how"])
+                if "alive" in news:
+                    for name in set(controller.nodes) - set(news["alive"]):
+                        controller.node_exited(name, "ended while the controller was away")
+        except (EOFError, OSError):
+            self._over.set()
+
+    def _open_store(self) -> tuple[str, int]:
+        """The TCPStore's address; it listens on the loopback address only, and lives as long as this process."""
+        if self._store is None:
+            from torch.distributed import TCPStore
+
+            listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+            port = listener.getsockname()[1]
+            self._store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
+                                   master_listen_fd=listener.detach())
+            self._store_address = ("127.0.0.1", port)
+        return self._store_address
+
+
+def load_policy(raw: bytes) -> Policy:
+    """A policy that a client holding the token has sent."""
+    policy: Policy = cloudpickle.loads(raw)
+    return policy

@@ -1,0 +1,84 @@
+"""A node's fork server: a warm, single-threaded process that does nothing but fork workers and watch them end.
+
+The agent asks for a worker and passes the worker's ends of two pipes along; the answer is the new pid. Ends of workers
+are reported without being asked. When the agent is gone, the fork server ends and takes its workers with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+
+from ftlab.cluster.forks import fork
+from ftlab.train.status import StatusPage
+from ftlab.train.worker import WorkerSpec, run_worker
+
+
+def request_worker(server: Connection, spec: WorkerSpec, control: Connection, output: int, pid: int) -> None:
+    """Ask the fork server (process `pid`) for a worker that owns `control` and writes its output to `output`."""
+    server.send(spec)
+    reduction.send_handle(server, control.fileno(), pid)
+    reduction.send_handle(server, output, pid)
+
+
+def serve(agent: Connection, pages: list[StatusPage]) -> int:
+    """Fork workers until the agent is gone."""
+    selector = selectors.DefaultSelector()
+    waker, alarm = os.pipe()
+    os.set_blocking(alarm, False)
+    signal.set_wakeup_fd(alarm)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    selector.register(agent, selectors.EVENT_READ)
+    selector.register(waker, selectors.EVENT_READ)
+    workers: set[int] = set()
+    try:
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is agent:
+                    workers.add(_start(agent, pages))
+                else:
+                    os.read(waker, 4096)
+                    _reap(agent, workers)
+    except (EOFError, OSError):
+        return 0
+    finally:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _start(agent: Connection, pages: list[StatusPage]) -> int:
+    spec: WorkerSpec = agent.recv()
+    control, output = reduction.recv_handle(agent), reduction.recv_handle(agent)
+    page = pages[spec.local_rank]
+    page.reset()
+
+    def child() -> int:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        return run_worker(spec, Connection(control), page)
+
+    begin = time.monotonic()
+    pid = fork(child, keep=(control, output))
+    os.close(control)
+    os.close(output)
+    agent.send(("started", spec.local_rank, pid, time.monotonic() - begin))
+    return pid
+
+
+def _reap(agent: Connection, workers: set[int]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        workers.discard(pid)
+        agent.send(("ended", pid, status))

@@ -1,0 +1,273 @@
+"""The launcher: a warm, single-threaded process that forks the controller and the nodes of one cluster.
+
+It pays for `import torch` and the first optimizer step once; whatever it forks starts in milliseconds. It holds the
+controller's listening socket, so a controller that died is replaced on the same port, and callers only wait a moment.
+It restarts a controller that ends, tells it of nodes that end, does what faults ask for, and when its owner is gone it
+ends everything and removes the cluster's folder. Run as `python -m ftlab.cluster.launcher FOLDER OWNER_FD`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import AuthenticationError, Pipe
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from ftlab.cluster.control import run_controller
+from ftlab.cluster.forks import describe_exit, fork
+from ftlab.cluster.launcher_settings import SETTINGS, SOCKET
+from ftlab.cluster.processes import ProcessNodes
+from ftlab.cluster.runs import write_card
+from ftlab.config import ClusterConfig
+from ftlab.errors import FaultError, FtlabError
+from ftlab.train.worker import warm_up
+
+log = logging.getLogger(__name__)
+_CUT_REFRESH_S = 0.05
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_CONTROLLER_DEATHS = 10  # within a minute: then something is wrong with the machine
+
+
+class Launcher:
+    """Owns all processes of one cluster."""
+
+    def __init__(self, folder: Path, owner: Connection | None) -> None:
+        settings = json.loads((folder / SETTINGS).read_text())
+        self.folder, self.owner = folder, owner
+        self.cluster: str = settings["cluster"]
+        self.token: str = settings["token"]
+        self.detached: bool = settings["detached"]
+        self.config = ClusterConfig.from_dict(settings["config"])
+        self.selector = selectors.DefaultSelector()
+        self.over = False
+        self.controller_pid = 0
+        self._controller: Connection | None = None
+        self._deaths: list[float] = []
+        self._receipts: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        """Start everything and serve until the cluster is closed."""
+        self.gate = self._bind()
+        self._tell_owner(progress="importing torch")
+        warm_up()
+        self._tell_owner(progress="starting the controller and the nodes")
+        self._watch_children()
+        host, port = self.gate.getsockname()
+        self.url = f"http://{host}:{port}"
+        self.nodes = ProcessNodes(subnet=1 + int(self.cluster[-2:], 16) % 254, controller=self.url, token=self.token,
+                                  procs_per_node=self.config.procs_per_node, logs=self.folder / "logs",
+                                  gate=self.gate, on_exit=self._node_exited)
+        self.listener = Listener(str(self.folder / SOCKET), family="AF_UNIX", authkey=self.token.encode())
+        self._start_controller()
+        for number in range(self.config.nodes + self.config.spares):
+            self.nodes.start(f"node-{number}")
+        write_card(self.folder, {"cluster": self.cluster, "url": self.url, "token": self.token,
+                                 "launcher_pid": os.getpid(), "config": self.config.to_dict(),
+                                 "folder": str(self.folder), "detached": self.detached})
+        self._tell_owner(ready=self.url)
+        self._serve()
+
+    def close(self) -> None:
+        """End all processes and remove the folder; may be called twice."""
+        self.over = True
+        if self.controller_pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.controller_pid, signal.SIGKILL)
+        if hasattr(self, "nodes"):
+            self.nodes.close()
+        if hasattr(self, "listener"):
+            self.listener.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- serving -------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        listening = self.listener._listener._socket  # type: ignore[attr-defined]
+        self.selector.register(listening, selectors.EVENT_READ, self._accept)
+        if self.owner is not None:
+            self.selector.register(self.owner, selectors.EVENT_READ, self._hear_owner)
+        cutting = False
+        while not self.over:
+            for key, _ in self.selector.select(_CUT_REFRESH_S if cutting else None):
+                if not self.over:
+                    key.data()
+            cutting = self.nodes.keep_cut(self._everybody_but)
+
+    def _bind(self) -> socket.socket:
+        try:
+            gate = socket.create_server(("127.0.0.1", self.config.port), backlog=512)
+        except OSError as error:
+            self._tell_owner(failed={"error": "PortInUse", "message": f"port {self.config.port} on 127.0.0.1 cannot be "
+                                     f"used: {error.strerror}", "hint": "take another port, or port=0 for a free one"})
+            sys.exit(1)
+        gate.setblocking(False)
+        return gate
+
+    def _accept(self) -> None:
+        try:
+            client = self.listener.accept()
+        except (OSError, EOFError, AuthenticationError):
+            return
+        self.selector.register(client, selectors.EVENT_READ, lambda: self._hear_client(client))
+
+    def _hear_client(self, client: Connection) -> None:
+        try:
+            request = json.loads(client.recv_bytes())
+            answer = self._obey(request)
+        except (EOFError, OSError):
+            self.selector.unregister(client)
+            client.close()
+            return
+        except FtlabError as error:
+            answer = {"failed": error.to_dict()}
+        except Exception as error:
+            answer = {"failed": FaultError(f"{type(error).__name__}: {error}").to_dict()}
+        with contextlib.suppress(OSError):
+            client.send_bytes(json.dumps(answer).encode())
+
+    def _hear_owner(self) -> None:
+        assert self.owner is not None
+        try:
+            self.owner.recv_bytes()
+        except (EOFError, OSError):
+            self.selector.unregister(self.owner)
+            self.owner.close()
+            self.owner = None
+            if not self.detached:
+                self.over = True
+
+    def _hear_controller(self) -> None:
+        assert self._controller is not None
+        try:
+            request = json.loads(self._controller.recv_bytes())
+        except (EOFError, OSError):
+            self.selector.unregister(self._controller)
+            self._controller.close()
+            self._controller = None
+            return
+        try:
+            self._obey(request)
+        except FtlabError as error:
+            log.info("%s: %s", request, error.message)
+
+    def _obey(self, request: dict[str, Any]) -> dict[str, Any]:
+        what, node = str(request.get("do")), str(request.get("node", ""))
+        plain: dict[str, Callable[[str], dict[str, Any]]] = {
+            "start_node": self.nodes.start, "remove_node": self.nodes.remove, "kill": self.nodes.kill,
+            "hang": self.nodes.hang, "resume": self.nodes.resume, "heal": self.nodes.heal}
+        if what in plain:
+            return plain[what](node)
+        if what == "cut":
+            return self.nodes.cut(node, self._everybody_but(node))
+        if what in ("crash", "stall"):
+            return (self.nodes.crash if what == "crash" else self.nodes.stall)(node, int(request["pid"]))
+        if what == "kill_controller":
+            return self._kill_controller()
+        if what == "close":
+            self.close()
+            return {"closed": self.cluster}
+        raise FaultError(f"the launcher cannot {what!r}")
+
+    # ---- children ------------------------------------------------------------------------------------------
+
+    def _watch_children(self) -> None:
+        if sys.platform == "linux":  # orphans of a killed node become ours, so that none stays a zombie
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        waker, alarm = os.pipe()
+        os.set_blocking(alarm, False)
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_term)
+
+        def wake() -> None:
+            os.read(waker, 4096)
+            self._reap_controller()
+            self.nodes.reap()
+
+        self.selector.register(waker, selectors.EVENT_READ, wake)
+
+    def _on_term(self, number: int, frame: Any) -> None:
+        self.over = True
+
+    def _start_controller(self) -> None:
+        mine, theirs = Pipe()
+        self.controller_pid = fork(
+            lambda: run_controller(self.config, self.token, self.folder, self.gate, theirs),
+            keep=(self.gate.fileno(), theirs.fileno()), new_session=True)
+        theirs.close()
+        self._controller = mine
+        self.selector.register(mine, selectors.EVENT_READ, self._hear_controller)
+
+    def _reap_controller(self) -> None:
+        if not self.controller_pid:
+            return
+        pid, status = os.waitpid(self.controller_pid, os.WNOHANG)
+        if pid == 0:
+            return
+        self.controller_pid = 0
+        if self._controller is not None:
+            self.selector.unregister(self._controller)
+            self._controller.close()
+            self._controller = None
+        now = time.monotonic()
+        self._deaths = [at for at in self._deaths if now - at < 60] + [now]
+        log.warning("the controller %s", describe_exit(status))
+        if len(self._deaths) > _MAX_CONTROLLER_DEATHS:
+            self.over = True
+        if not self.over:
+            self._start_controller()
+            self._tell_controller(alive=self.nodes.names())
+
+    def _kill_controller(self) -> dict[str, Any]:
+        victim, at = self.controller_pid, time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        while self.controller_pid == victim:
+            self._reap_controller()
+            time.sleep(0.001)
+        return {"at": at, "pids": [victim], "status": "killed by SIGKILL", "restarted": self.controller_pid}
+
+    def _node_exited(self, name: str, how: str) -> None:
+        self._tell_controller(exited=name, how=how)
+
+    def _tell_controller(self, **news: Any) -> None:
+        if self._controller is not None:
+            with contextlib.suppress(OSError):
+                self._controller.send_bytes(json.dumps(news).encode())
+
+    def _tell_owner(self, **news: Any) -> None:
+        if self.owner is not None:
+            with contextlib.suppress(OSError):
+                self.owner.send_bytes(json.dumps(news).encode())
+
+    def _everybody_but(self, node: str) -> list[int]:
+        others = [pid for name in self.nodes.names() if name != node for pid in self.nodes.pids(name)]
+        return [self.controller_pid, *others]
+
+
+def main() -> None:
+    """Entry point of the launcher process."""
+    folder, owner = Path(sys.argv[1]), int(sys.argv[2])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
+    launcher = Launcher(folder, Connection(owner) if owner >= 0 else None)
+    try:
+        launcher.run()
+    finally:
+        launcher.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,4 @@
+"""Names that a cluster and its launcher agree on, apart from the launcher's heavy imports."""
+
+SETTINGS = "settings.json"
+SOCKET = "launcher.sock"

@@ -1,0 +1,230 @@
+"""Nodes as process groups: forked from the warm launcher, each a session of its own with an agent, a fork server
+and its workers, and each with its own loopback address.
+
+The methods below are all that a fault may do to a node. Each one tells what it read back from the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ftlab.cluster.agent import NodeIdentity, run_agent
+from ftlab.cluster.forks import describe_exit, fork
+from ftlab.cluster.forkserver import serve
+from ftlab.cluster.packets import Cut, available
+from ftlab.errors import FaultUnavailable, UnknownNode
+from ftlab.train.status import StatusPage
+from ftlab.train.trap import STALL_SIGNAL
+
+
+@dataclass
+class _Node:
+    name: str
+    address: str
+    pid: int  # of the agent, which leads the node's process group
+    status: int | None = None  # wait status once it has ended
+
+
+class ProcessNodes:
+    """Starts, watches and breaks nodes that are process groups."""
+
+    def __init__(self, *, subnet: int, controller: str, token: str, procs_per_node: int, logs: Path,
+                 gate: socket.socket, on_exit: Callable[[str, str], None]) -> None:
+        self._subnet, self._controller, self._token = subnet, controller, token
+        self._procs, self._logs, self._gate, self._on_exit = procs_per_node, logs, gate, on_exit
+        self._nodes: dict[str, _Node] = {}
+        self._cuts: dict[str, Cut] = {}
+        self._lifeline, self._lifeline_end = os.pipe()  # closes with the launcher
+
+    # ---- life ----------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> dict[str, Any]:
+        """Fork a new node."""
+        address = node_address(self._subnet, int(name.rsplit("-", 1)[1]))
+        identity = NodeIdentity(name=name, address=address, controller=self._controller, token=self._token,
+                                logs=self._logs)
+        pid = fork(lambda: _node_main(identity, self._procs, self._lifeline), keep=(self._lifeline,), new_session=True)
+        self._nodes[name] = _Node(name, address, pid)
+        return {"pid": pid, "address": address}
+
+    def remove(self, name: str) -> dict[str, Any]:
+        """End a node for good."""
+        node = self._find(name)
+        self._cuts.pop(name, Cut(name, "")).heal()
+        _signal_group(node.pid, signal.SIGKILL)
+        self._wait_gone(node)
+        return {"removed": name}
+
+    def reap(self) -> None:
+        """Collect ended children and report nodes that are gone."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for node in self._nodes.values():
+                if node.pid == pid and node.status is None:
+                    node.status = status
+                    self._on_exit(node.name, describe_exit(status))
+
+    def close(self) -> None:
+        """End all nodes."""
+        for cut in self._cuts.values():
+            cut.heal()
+        for node in self._nodes.values():
+            if node.status is None:
+                _signal_group(node.pid, signal.SIGKILL)
+        for node in self._nodes.values():
+            self._wait_gone(node)
+
+    def pids(self, name: str) -> list[int]:
+        """All processes of a node."""
+        node = self._find(name)
+        with contextlib.suppress(psutil.Error):
+            agent = psutil.Process(node.pid)
+            return [node.pid, *(child.pid for child in agent.children(recursive=True))]
+        return []
+
+    # ---- faults --------------------------------------------------------------------------------------------
+
+    def kill(self, name: str) -> dict[str, Any]:
+        """SIGKILL the whole node."""
+        node = self._find(name)
+        pids, at = self.pids(name), time.monotonic()
+        _signal_group(node.pid, signal.SIGKILL)
+        self._wait_gone(node)
+        return {"at": at, "pids": pids, "left": [pid for pid in pids if psutil.pid_exists(pid)],
+                "status": describe_exit(node.status) if node.status is not None else "still there"}
+
+    def crash(self, name: str, pid: int) -> dict[str, Any]:
+        """SIGKILL one worker of a node."""
+        self._check_worker(name, pid)
+        at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        gone = _wait_until(lambda: not psutil.pid_exists(pid))
+        return {"at": at, "pids": [pid], "status": "gone" if gone else "still there"}
+
+    def stall(self, name: str, pid: int) -> dict[str, Any]:
+        """Make the training thread of one worker block for ever."""
+        self._check_worker(name, pid)
+        at = time.monotonic()
+        os.kill(pid, STALL_SIGNAL)
+        return {"at": at, "pids": [pid], "status": f"{STALL_SIGNAL.name} sent"}
+
+    def hang(self, name: str) -> dict[str, Any]:
+        """SIGSTOP the whole node."""
+        node = self._find(name)
+        pids, at = self.pids(name), time.monotonic()
+        _signal_group(node.pid, signal.SIGSTOP)
+        stopped = _wait_until(lambda: all(_state(pid) == psutil.STATUS_STOPPED for pid in pids))
+        return {"at": at, "pids": pids, "status": "stopped" if stopped else "not all stopped"}
+
+    def resume(self, name: str) -> dict[str, Any]:
+        """SIGCONT the whole node."""
+        node, at = self._find(name), time.monotonic()
+        _signal_group(node.pid, signal.SIGCONT)
+        return {"at": at, "status": "continued"}
+
+    def cut(self, name: str, others: list[int]) -> dict[str, Any]:
+        """Drop all packets between a node and the rest, both ways."""
+        reason = available()
+        if reason:
+            raise FaultUnavailable(f"a partition is not possible here: {reason}",
+                                   hint="use the Docker backend, or the `hang` fault, which is silent too")
+        node = self._find(name)
+        cut = self._cuts.setdefault(name, Cut(name, node.address))
+        at = time.monotonic()
+        cut.refresh(self.pids(name), others, self._gate)
+        return {"at": at, "sockets": len(cut.sockets), "filtered": cut.verify(), "status": "cut"}
+
+    def heal(self, name: str) -> dict[str, Any]:
+        """Let packets pass again."""
+        cut = self._cuts.pop(name, None)
+        at = time.monotonic()
+        return {"at": at, "sockets": cut.heal() if cut else 0, "status": "healed" if cut else "was not cut"}
+
+    def keep_cut(self, others: Callable[[str], list[int]]) -> bool:
+        """Catch connections opened since a partition began; whether there is one."""
+        for name, cut in self._cuts.items():
+            cut.refresh(self.pids(name), others(name))
+        return bool(self._cuts)
+
+    # ---- helpers -------------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """The nodes that have not ended."""
+        return [node.name for node in self._nodes.values() if node.status is None]
+
+    def _find(self, name: str) -> _Node:
+        node = self._nodes.get(name)
+        if node is None or node.status is not None:
+            raise UnknownNode(f"no node is called {name!r}" if node is None else f"{name} is already gone",
+                              seen=f"nodes are {', '.join(self.names()) or 'none'}")
+        return node
+
+    def _check_worker(self, name: str, pid: int) -> None:
+        if pid not in self.pids(name):
+            raise UnknownNode(f"process {pid} is not a worker of {name}")
+
+    def _wait_gone(self, node: _Node) -> None:
+        def gone() -> bool:
+            self.reap()
+            return node.status is not None and not _group_exists(node.pid)
+        _wait_until(gone)
+
+
+def node_address(subnet: int, number: int) -> str:
+    """A node's own loopback address; macOS has only one."""
+    return f"127.0.{subnet}.{number + 2}" if sys.platform == "linux" else "127.0.0.1"
+
+
+def _node_main(identity: NodeIdentity, procs: int, lifeline: int) -> int:
+    pages = [StatusPage() for _ in range(procs)]
+    mine, theirs = Pipe()
+    pid = fork(lambda: serve(theirs, pages), keep=(theirs.fileno(),))
+    theirs.close()
+    return run_agent(identity, mine, pid, pages, lifeline)
+
+
+def _signal_group(pgid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pgid, number)
+
+
+def _group_exists(pgid: int) -> bool:
+    try:
+        os.killpg(pgid, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH
+    return True
+
+
+def _state(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
+        return "gone"
+
+
+def _wait_until(condition: Callable[[], bool], limit_s: float = 2.0) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True

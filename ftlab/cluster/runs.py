@@ -1,0 +1,119 @@
+"""The folders of running clusters, and what is left of those that did not end well.
+
+Each cluster has one private folder (`cluster.json` with its address and token, the journal, the logs) that goes away
+with it. Every process of a cluster carries the cluster's label in its environment. `find_leftovers` and `reap` look
+for both, and touch nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ftlab.config import CLUSTER_LABEL, runs_dir
+
+CARD = "cluster.json"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What is left of a cluster whose launcher is gone."""
+
+    cluster: str
+    folder: Path | None
+    pids: tuple[int, ...] = field(default=())
+
+    def describe(self) -> str:
+        """One line for people."""
+        parts = [f"{len(self.pids)} processes"] if self.pids else []
+        parts += [f"folder {self.folder}"] if self.folder else []
+        return f"{self.cluster}: {', '.join(parts)}"
+
+
+def make_folder(cluster: str) -> Path:
+    """A new private folder for a cluster."""
+    base = runs_dir()
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    owner = base.stat()
+    if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
+        base.chmod(0o700)  # raises if it belongs to somebody else
+    folder = base / cluster
+    folder.mkdir(mode=0o700)
+    (folder / "logs").mkdir()
+    return folder
+
+
+def write_card(folder: Path, card: dict[str, Any]) -> None:
+    """Leave a cluster's address, token and launcher for other commands of the same user."""
+    path = folder / f"{CARD}.new"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(card, file)
+    path.rename(folder / CARD)
+
+
+def read_cards() -> Iterator[dict[str, Any]]:
+    """The cards of all clusters of this user whose launcher lives."""
+    for path in sorted(runs_dir().glob(f"*/{CARD}")):
+        with contextlib.suppress(OSError, ValueError):
+            card = json.loads(path.read_text())
+            if is_running(int(card["launcher_pid"]), str(card["cluster"])):
+                yield card
+
+
+def is_running(pid: int, cluster: str) -> bool:
+    """Whether a process lives and carries the cluster's label."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(CLUSTER_LABEL) == cluster
+    except psutil.Error:
+        return False
+
+
+def labelled() -> dict[str, list[int]]:
+    """The pids that carry a cluster's label, by cluster."""
+    found: dict[str, list[int]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            cluster = process.environ().get(CLUSTER_LABEL) if process.uids().real == os.getuid() else None
+            if cluster and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.setdefault(cluster, []).append(process.pid)
+    return found
+
+
+def find_leftovers() -> list[Leftover]:
+    """What earlier runs left behind: clusters without a launcher, that have had time to end by themselves."""
+    alive = {card["cluster"] for card in read_cards()}
+    processes = labelled()
+    folders = {path.name: path for path in runs_dir().glob("*") if path.is_dir()} if runs_dir().is_dir() else {}
+    names = sorted((set(processes) | set(folders)) - alive)
+    return [Leftover(name, folders.get(name), tuple(processes.get(name, ()))) for name in names
+            if not _is_starting(folders.get(name), processes.get(name))]
+
+
+def reap() -> list[Leftover]:
+    """Remove what `find_leftovers` finds; what was removed."""
+    found = find_leftovers()
+    for leftover in found:
+        for pid in leftover.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if leftover.folder:
+            shutil.rmtree(leftover.folder, ignore_errors=True)
+    return found
+
+
+def _is_starting(folder: Path | None, pids: list[int] | None) -> bool:
+    """A cluster that is just being started has a young folder and no card yet."""
+    with contextlib.suppress(OSError):
+        return bool(folder and pids and not (folder / CARD).exists() and time.time() - folder.stat().st_mtime < 60)
+    return False

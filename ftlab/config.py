@@ -1,0 +1,114 @@
+"""Settings, checked when they are made, each with the reason why a value cannot work.
+
+Environment variables are read here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from ftlab.errors import ConfigError
+
+CLUSTER_LABEL = "FTLAB_CLUSTER"  # every process of a cluster carries it in its environment
+MAX_MESSAGE_BYTES = 4 << 20  # one message on a link
+MAX_CODE_BYTES = 256 << 20  # one pickled train function
+
+DEFAULT_BUDGETS: Mapping[str, int] = {"node": 8, "crash": 3, "stall": 3, "link": 8}
+
+
+class _Checked:
+    """Checks shared by the settings below, and their way to JSON and back."""
+
+    def require(self, holds: bool, message: str) -> None:
+        if not holds:
+            raise ConfigError(message)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON-able data."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The settings that `to_dict` described."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig(_Checked):
+    """How a cluster is built and how it watches its nodes."""
+
+    nodes: int = 4  # nodes that train
+    spares: int = 1  # warm nodes that wait for a rank
+    procs_per_node: int = 1  # workers on each node
+    port: int = 0  # the controller's port on 127.0.0.1; 0 picks a free one
+    replace: bool = True  # start a new node when no spare is left; else the job shrinks
+    replenish: bool = True  # after a spare was promoted, start a new one behind the job's back
+    heartbeat_s: float = 0.1  # how often a node reports
+    suspect_s: float = 0.3  # silence after which a node is SUSPECT
+    dead_s: float = 0.55  # silence after which a node is DEAD
+    lease_s: float = 5.0  # a node that has not heard the controller for so long stops training by itself
+    stall_floor_s: float = 1.0  # a step is never called stalled before this
+    stall_factor: float = 8.0  # a step is stalled after so many typical step times
+    outside_limit_s: float = 60.0  # the same limit for work between two steps
+    first_step_limit_s: float = 300.0  # the same limit before the step time is known
+    start_timeout_s: float = 60.0  # for all nodes to come up
+    reclaim_s: float = 10.0  # a DEAD node that has not come back by then is removed
+
+    def __post_init__(self) -> None:
+        whole = (("nodes", self.nodes), ("spares", self.spares), ("procs_per_node", self.procs_per_node))
+        for name, value in whole:
+            self.require(isinstance(value, int) and not isinstance(value, bool), f"{name} must be a whole number: "
+                         f"got {value!r}")
+        self.require(self.nodes >= 1, f"nodes must be at least 1: somebody has to train (got {self.nodes})")
+        self.require(self.spares >= 0, f"spares must not be negative (got {self.spares})")
+        self.require(self.procs_per_node >= 1, f"procs_per_node must be at least 1: a node without a worker cannot "
+                                               f"train (got {self.procs_per_node})")
+        self.require(self.nodes + self.spares <= 200, "nodes + spares must be at most 200: one machine holds them all")
+        self.require(0 <= self.port < 65536, f"port must be between 0 and 65535 (got {self.port})")
+        self.require(self.heartbeat_s > 0, "heartbeat_s must be positive")
+        self.require(2 * self.heartbeat_s <= self.suspect_s < self.dead_s,
+                     "need 2 * heartbeat_s <= suspect_s < dead_s: one late heartbeat is no evidence")
+        self.require(self.lease_s > self.dead_s, "lease_s must exceed dead_s: a node must not give up before it is "
+                                                 "given up")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig(_Checked):
+    """How one job trains and what it may survive."""
+
+    min_nodes: int | None = None  # the smallest world the job accepts when nodes cannot be replaced; None: all
+    seed: int = 0  # of every random number in the train function
+    exact: bool = False  # identical bits even when the world changes size; needs `shards`
+    shards: int | None = None  # virtual shards of the global batch with exact=True; None: the first world size
+    budgets: Mapping[str, int] = field(default_factory=dict)  # recoveries per cause, over the defaults
+    refill_steps: int = 100  # a cause's budget is full again after so many steps without it
+    record_samples: bool = False  # write the sample ids of every step to the event log
+    start_timeout_s: float = 300.0  # for all workers to reach their first step
+
+    def __post_init__(self) -> None:
+        self.require(self.min_nodes is None or self.min_nodes >= 1, "min_nodes must be at least 1")
+        self.require(self.shards is None or self.exact, "shards is only used with exact=True")
+        self.require(self.shards is None or self.shards >= 1, "shards must be at least 1")
+        unknown = sorted(set(self.budgets) - set(DEFAULT_BUDGETS))
+        self.require(not unknown, f"unknown budget {unknown}: causes are {sorted(DEFAULT_BUDGETS)}")
+
+    def all_budgets(self) -> dict[str, int]:
+        """The budget of every cause, the defaults included."""
+        return {**DEFAULT_BUDGETS, **self.budgets}
+
+
+def runs_dir() -> Path:
+    """The folder, private to this user, that holds one folder per running cluster."""
+    return Path(os.environ.get("FTLAB_RUNS") or Path(tempfile.gettempdir()) / f"ftlab-{os.getuid()}")
+
+
+def child_environment(cluster: str) -> dict[str, str]:
+    """The environment of a cluster's launcher: labelled, and single-threaded until a worker decides otherwise."""
+    quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+             "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {**os.environ, **quiet, CLUSTER_LABEL: cluster}

@@ -1,0 +1,1 @@
+"""Drills: a cluster, a fault and an expectation make a report."""

@@ -1,0 +1,131 @@
+"""A process group that can be cut from outside and built again in the same process.
+
+gloo cannot interrupt a collective that waits for a silent peer, so `sever` shuts down the very sockets the group
+opened, from another thread; the blocked call raises within milliseconds and the process lives on (NCCL has an abort
+of its own, which is used for CUDA groups; that path could not be tried without a GPU). Each generation has its own
+store prefix, so nothing that an earlier one left behind is ever read.
+
+Guarantees: after `sever` every call on the group raises, also calls that begin later; sockets that others opened are
+not touched. The group binds to this node's own address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftlab.membership import RankTable
+
+BACKEND = "ftlab_gloo"
+TIMEOUT = timedelta(hours=2)  # the controller ends a wait long before; this is for a world without one
+_FDS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+_HANGUP = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
+_address = "127.0.0.1"  # where this process's groups listen; set by `connect`
+
+
+class GroupSevered(RuntimeError):
+    """The group was cut before or while it was being built."""
+
+
+class Group:
+    """The process group of one generation: made unconnected, so that it can be severed from its first moment on."""
+
+    def __init__(self, table: RankTable, rank: int, store: tuple[str, int]) -> None:
+        self.table, self.rank, self.store_address = table, rank, store
+        self.severed = False
+        self._before = {(fd, inode) for fd, inode, _ in _tcp_sockets()}
+        self._own: set[tuple[int, int]] | None = None  # known once connected
+        self._store: Any = None
+
+    def open_store(self) -> None:
+        """Connect to the store that the controller hosts."""
+        host, port = self.store_address
+        self._check()
+        self._store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+
+    def connect(self) -> None:
+        """Build the group with all members of the table; blocks until all are there or the group is severed."""
+        global _address
+        _register_backend()
+        self._check()
+        _address = self.table.seats[self.rank].address
+        backend = f"cpu:{BACKEND},cuda:nccl" if torch.cuda.is_available() else BACKEND
+        prefix = dist.PrefixStore(f"generation-{self.table.generation}", self._store)
+        dist.init_process_group(backend, store=prefix, rank=self.rank, world_size=self.table.world, timeout=TIMEOUT)
+        self._own = {(fd, inode) for fd, inode, _ in _tcp_sockets()} - self._before
+        self._check()
+
+    def sever(self) -> None:
+        """Cut the group's connections, from any thread; repeat it until the training thread has noticed."""
+        self.severed = True
+        for fd, inode, sock in _tcp_sockets():
+            if (fd, inode) not in self._before and (self._own is None or (fd, inode) in self._own):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        if torch.cuda.is_available() and self._own is not None:
+            with contextlib.suppress(Exception):
+                dist.distributed_c10d._abort_process_group()
+
+    def broken(self) -> bool:
+        """Whether a connection of the group is gone: tells a lost peer from a bug in the train function."""
+        if self.severed:
+            return True
+        own, seen, poll = self._own or set(), set(), select.poll()
+        for fd, inode, sock in _tcp_sockets():
+            if (fd, inode) in own:
+                seen.add((fd, inode))
+                if _is_connected(sock):
+                    poll.register(fd, _HANGUP)
+        return seen != own or bool(poll.poll(0))  # gloo closes a connection that failed
+
+    def close(self) -> None:
+        """Take the group apart; may be called twice."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._store = None
+
+    def _check(self) -> None:
+        if self.severed:
+            raise GroupSevered(f"generation {self.table.generation} is over")
+
+
+def _register_backend() -> None:
+    if BACKEND.upper() not in dir(dist.Backend):
+        dist.Backend.register_backend(BACKEND, _make_gloo, devices=["cpu"])
+
+
+def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._threads = 2
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=_address)]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _tcp_sockets() -> Iterator[tuple[int, int, socket.socket]]:
+    """(descriptor, inode, socket) of every TCP socket of this process; the socket is valid until the next one."""
+    for name in os.listdir(_FDS):
+        try:
+            fd = int(name)
+            sock = socket.socket(fileno=os.dup(fd))
+        except OSError:
+            continue
+        with sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+                yield fd, os.fstat(sock.fileno()).st_ino, sock
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError as error:
+        return error.errno not in (107, 57)  # ENOTCONN of a listener: it has no peer to lose
+    return True

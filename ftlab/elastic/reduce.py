@@ -1,0 +1,81 @@
+"""The sum of the ranks' gradients, in an order that depends on the shards and not on who computed them.
+
+`sum_over_ranks` is gloo's all-reduce: identical bits as long as the world keeps its size. `sum_in_shard_order`
+adds the shards' gradients one after the other, so the bits stay identical when the same shards are spread over
+fewer or more ranks. Each rank sums one slice and the slices are gathered, so both move about the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ftlab.elastic.sampler import Seating, owned_shards, part
+
+
+class FlatGradients:
+    """Gradients of a fixed list of parameters in one flat tensor, with a mark for those that have none."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.dtype = torch.float32  # sums of half-precision gradients keep their bits
+        for parameter in self.parameters:
+            self.dtype = torch.promote_types(self.dtype, parameter.dtype)
+
+    def take(self, weight: float) -> torch.Tensor:
+        """Move the gradients out of the parameters into a flat tensor, each times `weight`."""
+        device = self.parameters[0].device
+        pieces = [torch.zeros(size, dtype=self.dtype, device=device) if p.grad is None
+                  else p.grad.reshape(-1).to(self.dtype) for p, size in zip(self.parameters, self.sizes, strict=True)]
+        present = torch.tensor([p.grad is not None for p in self.parameters], dtype=self.dtype, device=device)
+        for parameter in self.parameters:
+            parameter.grad = None
+        flat = torch.cat([*pieces, present])
+        flat[:-len(self.sizes)].mul_(weight)
+        return flat
+
+    def put(self, flat: torch.Tensor, held: Sequence[torch.Tensor | None]) -> None:
+        """Move summed gradients back into the parameters, on top of what was `held` before."""
+        present = flat[-len(self.sizes):].tolist()
+        pieces = flat[:-len(self.sizes)].split(self.sizes)
+        for parameter, piece, seen, before in zip(self.parameters, pieces, present, held, strict=True):
+            if not seen:
+                parameter.grad = before
+                continue
+            grad = piece.view_as(parameter).to(parameter.dtype)
+            parameter.grad = grad if before is None else before + grad
+
+
+def sum_over_ranks(flat: torch.Tensor) -> torch.Tensor:
+    """The sum over all ranks."""
+    dist.all_reduce(flat)
+    return flat
+
+
+def sum_in_shard_order(flats: Sequence[torch.Tensor], seating: Seating) -> torch.Tensor:
+    """The sum over all shards, added in shard order whoever owns them; `flats` are this rank's, in order."""
+    size, world = flats[0].numel(), seating.world
+    slices = [part(size, world, rank) for rank in range(world)]
+    counts = [len(owned_shards(Seating(rank, world, seating.shards))) for rank in range(world)]
+    low, high = slices[seating.rank]
+    outgoing = torch.cat([flat[begin:end] for begin, end in slices for flat in flats])
+    incoming = flats[0].new_empty(seating.shards * (high - low))
+    dist.all_to_all_single(incoming, outgoing, [count * (high - low) for count in counts],
+                           [len(flats) * (end - begin) for begin, end in slices])
+    total = torch.zeros(high - low, dtype=incoming.dtype, device=incoming.device)
+    for shard in incoming.split(high - low) if high > low else ():
+        total += shard
+    return _gather_slices(total, slices)
+
+
+def _gather_slices(mine: torch.Tensor, slices: Sequence[tuple[int, int]]) -> torch.Tensor:
+    widest = max(end - begin for begin, end in slices)
+    padded = mine.new_zeros(widest)
+    padded[:mine.numel()] = mine
+    gathered = mine.new_empty(widest * len(slices))
+    dist.all_gather_into_tensor(gathered, padded)
+    return torch.cat([row[:end - begin] for row, (begin, end) in zip(gathered.split(widest), slices, strict=True)])

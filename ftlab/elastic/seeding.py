@@ -1,0 +1,34 @@
+"""Random numbers as a function of (seed, step, shard), never of who happens to compute them.
+
+A replacement cannot inherit a dead worker's generators, and need not: before each step the generators of Python,
+NumPy and torch are set from these three numbers, so a step that is run again draws the same numbers again.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+def mix(*numbers: int) -> int:
+    """One 63-bit number from several (the SplitMix64 finaliser over each)."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = (state ^ (number & _MASK)) & _MASK
+        state = (state * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+def seed_step(seed: int, step: int, shard: int) -> None:
+    """Set all generators for one shard of one step."""
+    value = mix(seed, step, shard)
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(value)

@@ -1,0 +1,160 @@
+"""Every error ftlab raises, in one tree.
+
+    FtlabError
+    ├── ConfigError            a setting that cannot work, with the reason
+    ├── ClusterError           the cluster could not start, or is gone
+    │   ├── NodeStartTimeout
+    │   ├── PortInUse
+    │   └── ClusterClosed
+    ├── LinkError              a message or a caller that is refused
+    │   ├── BadMessage
+    │   ├── BadToken
+    │   └── StaleGeneration
+    ├── JobError               the job ended without its result
+    │   ├── NotPicklable
+    │   ├── TrainingFailed     the train function raised
+    │   ├── ModelMismatch      ranks built different models
+    │   ├── StateLost          nobody holds the training state any more
+    │   ├── RecoveryExhausted  a cause used up its budget
+    │   ├── BadPolicy          the policy raised, or returned no Action
+    │   └── JobCancelled
+    ├── FaultError
+    │   ├── UnknownFault
+    │   ├── UnknownNode
+    │   └── FaultUnavailable   this machine cannot do that fault
+    └── WaitTimeout            a condition did not come true in time
+
+A message says what happened, what was seen and what to try. The same facts are attributes, and the
+whole error survives pickling, so that it can travel from a node to the notebook.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class FtlabError(Exception):
+    """The root: a message, what was seen, a hint, and the facts as attributes."""
+
+    def __init__(self, message: str, *, seen: str = "", hint: str = "", **facts: Any) -> None:
+        self.message, self.seen, self.hint, self.facts = message, seen, hint, facts
+        for name, value in facts.items():
+            setattr(self, name, value)
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.seen:
+            lines.append(f"  seen: {self.seen}")
+        if self.hint:
+            lines.append(f"  try: {self.hint}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.seen, self.hint, self.facts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error as JSON-able data; `from_dict` gives it back."""
+        return {"error": type(self).__name__, "message": self.message, "seen": self.seen, "hint": self.hint,
+                "facts": self.facts}
+
+
+class ConfigError(FtlabError, ValueError):
+    """A setting that cannot work."""
+
+
+class ClusterError(FtlabError):
+    """The cluster could not start, or is gone."""
+
+
+class NodeStartTimeout(ClusterError):
+    """Not all nodes came up in time."""
+
+
+class PortInUse(ClusterError):
+    """The asked port belongs to somebody else."""
+
+
+class ClusterClosed(ClusterError):
+    """The cluster was closed, or its launcher died."""
+
+
+class LinkError(FtlabError):
+    """A message or a caller that is refused."""
+
+
+class BadMessage(LinkError):
+    """A message that is garbage, too large or of an unknown kind."""
+
+
+class BadToken(LinkError):
+    """The caller does not hold the cluster's token."""
+
+
+class StaleGeneration(LinkError):
+    """The sender speaks for a membership that is over."""
+
+
+class JobError(FtlabError):
+    """The job ended without its result."""
+
+
+class NotPicklable(JobError):
+    """The train function cannot be shipped to the nodes."""
+
+
+class TrainingFailed(JobError):
+    """The train function raised; `traceback` is the worker's own."""
+
+
+class ModelMismatch(JobError):
+    """Ranks built different models."""
+
+
+class StateLost(JobError):
+    """Nobody holds the training state any more."""
+
+
+class RecoveryExhausted(JobError):
+    """A cause used up its budget; `cause` names it and `history` lists what happened."""
+
+
+class BadPolicy(JobError):
+    """The policy raised, or returned something that is no Action."""
+
+
+class JobCancelled(JobError):
+    """Somebody cancelled the job."""
+
+
+class FaultError(FtlabError):
+    """A fault that cannot be injected."""
+
+
+class UnknownFault(FaultError):
+    """No fault has this name."""
+
+
+class UnknownNode(FaultError):
+    """No node has this name."""
+
+
+class FaultUnavailable(FaultError):
+    """This machine cannot do that fault."""
+
+
+class WaitTimeout(FtlabError, TimeoutError):
+    """A condition did not come true in time; the message tells what was seen instead."""
+
+
+def from_dict(data: dict[str, Any]) -> FtlabError:
+    """The error that `FtlabError.to_dict` described; an unknown name becomes a plain FtlabError."""
+    kind = globals().get(str(data.get("error")), FtlabError)
+    if not (isinstance(kind, type) and issubclass(kind, FtlabError)):
+        kind = FtlabError
+    return _rebuild(kind, str(data.get("message", "")), str(data.get("seen", "")), str(data.get("hint", "")),
+                    dict(data.get("facts") or {}))
+
+
+def _rebuild(kind: type[FtlabError], message: str, seen: str, hint: str, facts: dict[str, Any]) -> FtlabError:
+    return kind(message, seen=seen, hint=hint, **facts)

@@ -1,0 +1,85 @@
+"""Does training get on? Finds the worker that holds the others up, pure: the time is passed in.
+
+A rank that waits for the others is a victim, a rank that is still computing is a suspect. The limit follows the step
+time that was seen: a job with 20 ms steps is checked within about a second, one with minutes-long steps is not accused.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Standing(StrEnum):
+    """What a worker's training thread is doing, as far as stalls go."""
+
+    COMPUTING = "computing"
+    WAITING = "waiting for the other ranks"
+    OUTSIDE = "between two steps"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """One worker, as last seen."""
+
+    who: tuple[str, int]  # node and local rank
+    generation: int
+    standing: Standing
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long a worker may take."""
+
+    floor_s: float
+    factor: float
+    outside_s: float
+    first_step_s: float
+
+
+@dataclass
+class StepClock:
+    """The typical time of a step, learned from the steps that were committed."""
+
+    limits: Limits
+    _last: float | None = None
+    _times: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+
+    def tick(self, at: float) -> None:
+        """A step was committed by all ranks."""
+        if self._last is not None and at > self._last:
+            self._times.append(at - self._last)
+        self._last = at
+
+    def pause(self) -> None:
+        """The time up to the next step is no step time (a recovery lies in it)."""
+        self._last = None
+
+    def limit(self) -> float:
+        """How long a step may take now."""
+        if len(self._times) < 3:
+            return self.limits.first_step_s
+        return max(self.limits.floor_s, self.limits.factor * statistics.median(self._times))
+
+
+def find_stalled(workers: Iterable[Sighting], now: float, limit_s: float, outside_s: float) -> list[Sighting]:
+    """The workers that hold the others up; empty while there is nobody to blame."""
+    stalled = []
+    for worker in workers:
+        allowed = {Standing.COMPUTING: limit_s, Standing.OUTSIDE: max(limit_s, outside_s)}.get(worker.standing)
+        if allowed is not None and now - worker.since > allowed:
+            stalled.append(worker)
+    return stalled
+
+
+def all_waiting(workers: Iterable[Sighting], generation: int, now: float, limit_s: float) -> bool:
+    """Whether every worker waits for the others, for longer than a step may take: the group itself is broken."""
+    seen = list(workers)
+    return bool(seen) and all(
+        worker.standing == Standing.WAITING and worker.generation == generation and now - worker.since > limit_s
+        for worker in seen)

@@ -1,0 +1,266 @@
+"""What travels on the links between controller, node agents and workers: small JSON messages, each with a type.
+
+`decode` refuses garbage, unknown kinds, missing or extra fields and oversized messages with a `BadMessage` that
+says which; it never executes anything. Code (the pickled train function) does not travel here: nodes fetch it
+from the controller's HTTP API with the cluster's token.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Any, ClassVar
+
+from ftlab.config import MAX_MESSAGE_BYTES
+from ftlab.errors import BadMessage
+
+
+class Place(IntEnum):
+    """Where the training thread is."""
+
+    STARTING = 0  # runs the train function up to its first step
+    PARKED = 1  # waits for a rank
+    OUTSIDE = 2  # between two steps
+    COMPUTING = 3  # inside a step
+    COMMUNICATING = 4  # inside a step, waiting for the other ranks
+    RECOVERING = 5
+    FINISHED = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message; the class is its kind."""
+
+    kinds: ClassVar[dict[str, type[Message]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Message.kinds[cls.__name__] = cls
+
+
+# ---- node agent → controller -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello(Message):
+    """First on a node link: who the node is and what its workers are doing."""
+
+    node: str
+    address: str
+    pid: int
+    instance: str  # of this agent process: tells a node that came back from a new one with its name
+    job: str = ""
+    workers: list[dict[str, Any]] = field(default_factory=list)  # Progress of each, as a dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat(Message):
+    """The node lives; with the progress of its workers and the step records not yet acknowledged."""
+
+    number: int
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)  # StepDone of each, with local_rank
+    output: list[list[Any]] = field(default_factory=list)  # [local_rank, rank, line]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromWorker(Message):
+    """A worker's message, passed on by its agent."""
+
+    job: str
+    local_rank: int
+    pid: int
+    body: dict[str, Any]  # an encoded worker message
+
+
+# ---- controller → node agent -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome(Message):
+    """The answer to Hello; `fresh` tells a node that was given up to drop everything and start over."""
+
+    fresh: bool
+    heartbeat_s: float
+    lease_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ack(Message):
+    """Renews the lease; the records up to this heartbeat are in the journal."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunJob(Message):
+    """Start the workers of a job and let them run up to their first step."""
+
+    job: str
+    spec: dict[str, Any]
+    local_ranks: list[int] | None = None  # None: all; else only these (a worker is replaced)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndJob(Message):
+    """The job is over: its workers end."""
+
+    job: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToWorkers(Message):
+    """A message for the workers of a job on this node."""
+
+    job: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch(Message):
+    """Report at once, not with the next heartbeat, when this many steps are committed."""
+
+    step: int
+
+
+# ---- worker → agent (→ controller) -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parked(Message):
+    """The train function has run up to its first step and waits for a rank."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped(Message):
+    """Training stopped; the worker holds `step` committed steps and waits for the next rank table."""
+
+    generation: int
+    step: int
+    at: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans(Message):
+    """What the worker measured of one recovery: [name, begin, end] each."""
+
+    generation: int
+    spans: list[list[Any]]
+    complete: bool
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDone(Message):
+    """One committed step."""
+
+    generation: int
+    step: int
+    at: float
+    values: dict[str, float] = field(default_factory=dict)
+    samples: list[int] | None = None
+    digest: int = 0  # of the global batch's sample ids: all ranks must agree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished(Message):
+    """The train function returned."""
+
+    generation: int
+    step: int
+    digest: str  # of the protected training state
+    result: str  # base64 of the pickled return value
+    error: str = ""  # why the return value could not be sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(Message):
+    """The worker is gone: it raised (`traceback`), or its process ended."""
+
+    cause: str
+    detail: str
+    traceback: str = ""
+    fatal: dict[str, Any] | None = None  # an FtlabError that no retry can mend
+    generation: int = 0
+    step: int = 0
+
+
+# ---- agent → worker (from the controller) ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminate(Message):
+    """Stop training in this generation at once; keep everything."""
+
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join(Message):
+    """Take your seat in the next generation."""
+
+    table: dict[str, Any]
+    store: list[Any]  # host and port of the TCPStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release(Message):
+    """All ranks have finished: the worker may end."""
+
+
+def encode(message: Message) -> dict[str, Any]:
+    """The message as JSON-able data."""
+    return {"kind": type(message).__name__, **vars(message)}  # not asdict: this runs once a step
+
+
+def dumps(message: Message) -> bytes:
+    """The message as bytes for a link."""
+    return json.dumps(encode(message), separators=(",", ":")).encode()
+
+
+def loads(raw: bytes | str) -> Message:
+    """The message in the bytes of a link; raises BadMessage for anything else."""
+    if len(raw) > MAX_MESSAGE_BYTES:
+        raise BadMessage(f"a message of {len(raw)} bytes is too large: the limit is {MAX_MESSAGE_BYTES}")
+    try:
+        return decode(json.loads(raw))
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"not a JSON message: {str(error)[:200]}", seen=repr(raw[:80])) from None
+
+
+def decode(data: Any) -> Message:
+    """The message in JSON data; raises BadMessage that names what is wrong with it."""
+    if not isinstance(data, dict):
+        raise BadMessage(f"a message must be a JSON object, got {type(data).__name__}")
+    kind = Message.kinds.get(str(data.get("kind")))
+    if kind is None:
+        raise BadMessage(f"unknown kind of message {data.get('kind')!r}", hint=f"kinds are {sorted(Message.kinds)}")
+    given = {name: value for name, value in data.items() if name != "kind"}
+    known = {each.name: each for each in fields(kind)}
+    extra = sorted(set(given) - set(known))
+    if extra:
+        raise BadMessage(f"{kind.__name__} has no field {extra}")
+    for name, each in known.items():
+        if name in given:
+            _check_type(kind.__name__, name, str(each.type), given[name])
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise BadMessage(f"{kind.__name__} is incomplete: {error}") from None
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "list": (list,), "dict": (dict,),
+}
+
+
+def _check_type(kind: str, name: str, annotation: str, value: Any) -> None:
+    if value is None and annotation.endswith("| None"):
+        return
+    base = annotation.split("[")[0].split(" ")[0]
+    wanted = _TYPES.get(base, (object,))
+    if not isinstance(value, wanted) or isinstance(value, bool) and bool not in wanted:
+        raise BadMessage(f"{kind}.{name} must be {base}, got {type(value).__name__}")

@@ -1,0 +1,75 @@
+"""Every metric of ftlab, once: events in, Prometheus text out.
+
+Metrics only read the event log. A restarted controller replays its journal, so counters go on where they were.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from ftlab.events import Event
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 2.0, 5.0, 15.0, 60.0)
+
+
+class Exporter:
+    """The metrics of one cluster, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        make = {"registry": self.registry}
+        self.steps = Counter("ftlab_steps_total", "Committed steps.", **make)
+        self.world = Gauge("ftlab_world_size", "Ranks in the present generation.", **make)
+        self.generation = Gauge("ftlab_generation", "Number of the present membership.", **make)
+        self.nodes = Gauge("ftlab_nodes", "Nodes that live, spares included.", **make)
+        self.loss = Gauge("ftlab_loss", "Mean loss of the last committed step.", **make)
+        self.detections = Counter("ftlab_detections_total", "Failures noticed, by cause.", ["cause"], **make)
+        self.recoveries = Counter("ftlab_recoveries_total", "Recoveries that led to a committed step.", ["cause"], **make)
+        self.recovery = Histogram("ftlab_recovery_seconds", "Verdict to the first step in the restored world.",
+                                  ["cause"], buckets=_SECONDS, **make)
+        self.phase = Histogram("ftlab_recovery_phase_seconds", "Duration of each step of a recovery.", ["phase"],
+                               buckets=_SECONDS, **make)
+        self.faults = Counter("ftlab_faults_injected_total", "Faults injected, by kind.", ["fault"], **make)
+        self.refused = Counter("ftlab_messages_refused_total", "Messages refused: stale, garbage or too large.", **make)
+        self._alive: set[str] = set()
+
+    def observe(self, event: Event) -> None:
+        """Take one event into account."""
+        data = event.data
+        match event.kind:
+            case "step.committed":
+                self.steps.inc()
+                if "loss" in data:
+                    self.loss.set(data["loss"])
+            case "membership.changed":
+                self.world.set(data["world"])
+                self.generation.set(event.generation or 0)
+            case "node.joined":
+                self._alive.add(event.source)
+                self.nodes.set(len(self._alive))
+            case "node.died":
+                self._alive.discard(event.source)
+                self.nodes.set(len(self._alive))
+            case "recovery.started":
+                self.detections.labels(data["cause"]).inc()
+            case "recovery.finished":
+                self._observe_recovery(event)
+            case "fault.injected":
+                self.faults.labels(data["fault"]).inc()
+            case "message.refused" | "node.fenced":
+                self.refused.inc()
+
+    def render(self) -> tuple[str, bytes]:
+        """Content type and body for /metrics."""
+        return CONTENT_TYPE_LATEST, generate_latest(self.registry)
+
+    def _observe_recovery(self, event: Event) -> None:
+        data = event.data
+        self.recoveries.labels(data["cause"]).inc()
+        verdicts = [span["end"] for span in data["spans"] if span["name"] == "detect"]
+        steps = [span["end"] for span in data["spans"] if span["name"] == "first_step"]
+        if verdicts and steps:
+            self.recovery.labels(data["cause"]).observe(max(steps) - verdicts[0])
+        for name, seconds in data["phases"].items():
+            self.phase.labels(name).observe(seconds)

@@ -1,0 +1,89 @@
+"""One job as the controller sees it: its seats, its failures, its budgets, its results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftlab.config import JobConfig
+from ftlab.errors import FtlabError
+from ftlab.membership import RankTable
+from ftlab.recovery.ledger import Ledger
+from ftlab.recovery.policy import Failure, Policy, decide
+from ftlab.recovery.record import RecoveryRecord
+
+STARTING, RUNNING, RECOVERING, RESTORING = "starting", "running", "recovering", "restoring"
+FINISHED, FAILED = "finished", "failed"
+
+
+@dataclass
+class Job:
+    """A job and where it stands.
+
+    starting → (all parked) → restoring → (first step on all ranks) → running → finished;
+    a failure leads from anywhere to recovering, and from there over restoring back to running, or to failed.
+    """
+
+    id: str
+    name: str
+    config: JobConfig
+    wanted: int  # nodes
+    path: list[str]
+    policy: Policy = decide
+    status: str = STARTING
+    reattaching: bool = False  # the controller was restarted and waits for its nodes
+    submitted: float = 0.0
+    plan: list[str] = field(default_factory=list)  # nodes that are to sit, in rank order
+    table: RankTable | None = None
+    tables: dict[int, RankTable] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    failures: list[Failure] = field(default_factory=list)  # not yet decided on
+    history: list[dict[str, Any]] = field(default_factory=list)
+    tracebacks: list[str] = field(default_factory=list)
+    fatal: FtlabError | None = None
+    recovery: RecoveryRecord | None = None
+    moved: set[int] = field(default_factory=set)  # ranks that have committed or finished in this generation
+    finished: dict[int, dict[str, Any]] = field(default_factory=dict)
+    error: FtlabError | None = None
+    repeats: dict[str, int] = field(default_factory=dict)
+    spent: dict[str, list[int]] = field(default_factory=dict)  # cause → steps at which it was recovered from
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.status in (FINISHED, FAILED)
+
+    @property
+    def generation(self) -> int:
+        """The generation of its present seats."""
+        return self.table.generation if self.table else 0
+
+    @property
+    def minimum(self) -> int:
+        """The fewest nodes it accepts."""
+        return self.config.min_nodes or self.wanted
+
+    def budgets(self) -> dict[str, int]:
+        """Recoveries left per cause; a cause that has stayed away for long enough has its full budget again."""
+        left = {}
+        for cause, budget in self.config.all_budgets().items():
+            steps = self.spent.get(cause, [])
+            if steps and self.ledger.step - steps[-1] >= self.config.refill_steps:
+                steps.clear()
+            left[cause] = budget - len(steps)
+        return left
+
+    def spend(self, cause: str) -> None:
+        """Count one recovery."""
+        self.spent.setdefault(cause, []).append(self.ledger.step)
+
+    def spec(self) -> dict[str, Any]:
+        """What nodes need to run it."""
+        return {"config": self.config.to_dict(), "path": self.path}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For clients."""
+        return {"job": self.id, "name": self.name, "status": self.status, "step": self.ledger.step,
+                "generation": self.generation, "world": self.table.world if self.table else 0,
+                "error": self.error.to_dict() if self.error else None,
+                "results": {str(rank): row for rank, row in sorted(self.finished.items())} if self.over else {}}

@@ -1,0 +1,79 @@
+"""The ledger of committed steps: a step counts once, when every rank of its generation has committed it.
+
+A fault in mid all-reduce may let some ranks commit a step that others did not; the newest step wins and is sent to the
+others, so it was committed all the same. Such a step is entered when the next generation goes on behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Entry:
+    """One step, as the ranks of one generation reported it."""
+
+    step: int
+    generation: int
+    world: int
+    commits: dict[int, float] = field(default_factory=dict)  # rank → when
+    values: dict[str, list[float]] = field(default_factory=dict)
+    samples: list[int] | None = None
+    digests: set[int] = field(default_factory=set)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks have committed it."""
+        return len(self.commits) >= self.world
+
+    @property
+    def at(self) -> float:
+        """When the last rank committed it."""
+        return max(self.commits.values())
+
+    def facts(self) -> dict[str, Any]:
+        """For the event log."""
+        means = {name: sum(values) / len(values) for name, values in self.values.items()}
+        facts: dict[str, Any] = {**means, "world": self.world, "ranks": len(self.commits)}
+        if self.samples is not None:
+            facts["samples"] = self.samples
+        if self.digests:
+            facts["digest"] = min(self.digests)
+        return facts
+
+
+class Ledger:
+    """Step records in, committed steps out."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.step = step  # committed so far
+        self._open: dict[tuple[int, int], Entry] = {}
+
+    def add(self, rank: int, world: int, record: Mapping[str, Any]) -> list[Entry]:
+        """Take in one rank's record; the steps that are committed by it, oldest first."""
+        step, generation = int(record["step"]), int(record["generation"])
+        if step <= self.step:
+            return []
+        entry = self._open.setdefault((step, generation), Entry(step, generation, world))
+        if rank in entry.commits:
+            return []
+        entry.commits[rank] = float(record["at"])
+        for name, value in dict(record.get("values") or {}).items():
+            entry.values.setdefault(name, []).append(float(value))
+        if record.get("samples") is not None:
+            entry.samples = list(record["samples"])
+        if record.get("digest"):
+            entry.digests.add(int(record["digest"]))
+        return list(self._close(entry)) if entry.complete else []
+
+    def _close(self, entry: Entry) -> Iterator[Entry]:
+        """Enter a complete step, after those before it that only some ranks committed."""
+        for step in range(self.step + 1, entry.step):
+            partial = [other for (number, _), other in self._open.items() if number == step]
+            if partial:
+                yield max(partial, key=lambda other: other.generation)
+        yield entry
+        self.step = entry.step
+        self._open = {key: other for key, other in self._open.items() if key[0] > entry.step}

@@ -1,0 +1,149 @@
+"""What to do about failures: a pure decision, `decide(snapshot, budgets) -> Action`. No clock, no I/O.
+
+The controller observes, asks this function, acts, and records. A student's own function with the same signature can
+be handed to the real controller: `Cluster(policy=my_decide)` or `cluster.submit(train, policy=my_decide)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Something that broke."""
+
+    cause: str  # "node", "crash", "stall", "link"
+    node: str = ""
+    local_rank: int | None = None  # of one worker; None: the whole node, or the group
+    detail: str = ""
+    fatal: bool = False  # no retry can mend it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """All that a decision may look at."""
+
+    failures: tuple[Failure, ...]
+    members: tuple[str, ...]  # nodes with a seat, in rank order, the failed ones included
+    spares: tuple[str, ...]  # nodes without a seat that live, the warmest first
+    wanted: int  # nodes the job was started with
+    minimum: int  # nodes below which the job must not go on
+    can_start: bool  # whether new nodes can be had
+    step: int  # committed steps
+    holders: int  # workers that live and hold the state
+    repeats: Mapping[str, int] = field(default_factory=dict)  # earlier worker failures per node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """What to do; `restart` names workers to start again on their own node, in every kind of action."""
+
+    restart: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continue(Action):
+    """Build the group again with the same members."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replace(Action):
+    """Give the seats of lost nodes to others: spares first, new nodes (None) where there are not enough."""
+
+    seats: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrink(Action):
+    """Go on without the lost nodes."""
+
+    lost: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grow(Action):
+    """Give seats to nodes that are free."""
+
+    added: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart(Action):
+    """Start the named workers again and go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait(Action):
+    """Do nothing until something changes."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abort(Action):
+    """End the job."""
+
+    error: str  # the name of a JobError
+    reason: str
+    cause: str = ""
+
+
+Policy = Callable[[Snapshot, Mapping[str, int]], Action]
+
+
+def decide(snapshot: Snapshot, budgets: Mapping[str, int]) -> Action:
+    """The reference policy; `budgets` maps each cause to the recoveries it has left."""
+    if not snapshot.failures:
+        return _grow(snapshot)
+    refusal = _refuse(snapshot, budgets)
+    if refusal:
+        return refusal
+    lost = _lost_nodes(snapshot)
+    restart = tuple((failure.node, failure.local_rank) for failure in snapshot.failures
+                    if failure.local_rank is not None and failure.node not in lost)
+    if not lost:
+        return Restart(restart=restart) if restart else Continue()
+    if len(snapshot.spares) >= len(lost) or snapshot.can_start:
+        spares = list(snapshot.spares)
+        return Replace(seats={node: spares.pop(0) if spares else None for node in lost}, restart=restart)
+    left = len(snapshot.members) - len(lost)
+    if left >= snapshot.minimum:
+        return Shrink(lost=lost, restart=restart)
+    return Abort(error="RecoveryExhausted", cause="node",
+                 reason=f"{left} of {snapshot.wanted} nodes are left, the job needs {snapshot.minimum}, and there is "
+                        f"no spare")
+
+
+def _grow(snapshot: Snapshot) -> Action:
+    missing = snapshot.wanted - len(snapshot.members)
+    added = snapshot.spares[:missing] if missing > 0 else ()
+    return Grow(added=added) if added else Wait(reason="nothing is wrong")
+
+
+def _refuse(snapshot: Snapshot, budgets: Mapping[str, int]) -> Abort | None:
+    fatal = next((failure for failure in snapshot.failures if failure.fatal), None)
+    if fatal:
+        return Abort(error="TrainingFailed", reason=fatal.detail, cause=fatal.cause)
+    for failure in snapshot.failures:
+        if budgets.get(failure.cause, 0) < 1:
+            return Abort(error="RecoveryExhausted", cause=failure.cause,
+                         reason=f"no recovery from '{failure.cause}' is left; last: {failure.detail}")
+    if snapshot.step > 0 and snapshot.holders == 0:
+        raised = next((failure for failure in snapshot.failures if failure.cause == "crash"), None)
+        if raised and len(snapshot.failures) >= len(snapshot.members):
+            return Abort(error="TrainingFailed", cause="crash", reason=f"every rank failed: {raised.detail}")
+        return Abort(error="StateLost", cause=snapshot.failures[0].cause,
+                     reason=f"no worker is left that holds step {snapshot.step}, and there is no checkpoint")
+    return None
+
+
+def _lost_nodes(snapshot: Snapshot) -> tuple[str, ...]:
+    """Nodes that are dead, or whose workers keep failing while others' do not."""
+    worker_failures = [failure for failure in snapshot.failures if failure.local_rank is not None]
+    alone = len({failure.node for failure in worker_failures}) == 1
+    lost = {failure.node for failure in snapshot.failures if failure.cause == "node"}
+    if alone and worker_failures[0].cause == "stall":
+        lost |= {failure.node for failure in worker_failures if snapshot.repeats.get(failure.node, 0) >= 1}
+    return tuple(node for node in snapshot.members if node in lost)

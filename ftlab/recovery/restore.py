@@ -1,0 +1,64 @@
+"""A controller that was killed comes back: its state is what its journal says, and its nodes tell the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ftlab.config import JobConfig
+from ftlab.errors import from_dict
+from ftlab.events import Event
+from ftlab.membership import RankTable, Verdict
+from ftlab.recovery.controller import Controller
+from ftlab.recovery.job import RUNNING, STARTING, Job
+from ftlab.recovery.policy import Policy
+
+GRACE_S = 1.0  # for nodes to find the new controller before their silence counts
+
+
+def restore(controller: Controller, load_policy: Callable[[str], Policy]) -> bool:
+    """Bring a controller to where its journal ends; whether there was anything in it."""
+    events = list(controller.log.events)
+    for event in events:
+        _replay(controller, event, load_policy)
+    now = time.monotonic()
+    for node in controller.nodes.values():
+        node.heard = node.started = now + GRACE_S
+    job = controller.job
+    if job is not None and not job.over:
+        job.reattaching, job.status = True, RUNNING if job.table else STARTING
+    return bool(events)
+
+
+def _replay(controller: Controller, event: Event, load_policy: Callable[[str], Policy]) -> None:
+    data, job = event.data, controller.job
+    match event.kind:
+        case "node.requested":
+            controller.expect_node(event.source)
+        case "node.joined":
+            node = controller.nodes.get(event.source) or controller.expect_node(event.source)
+            node.instance, node.address, node.pid = data["instance"], data["address"], data["pid"]
+            node.verdict = Verdict.ALIVE
+        case "node.died":
+            if event.source in controller.nodes:
+                controller.nodes[event.source].verdict = Verdict.DEAD
+        case "node.reclaimed":
+            controller.nodes.pop(event.source, None)
+        case "job.submitted":
+            controller.job = controller.jobs[data["job"]] = Job(
+                id=data["job"], name=data["name"], config=JobConfig.from_dict(data["config"]), wanted=data["wanted"],
+                path=data["path"], policy=load_policy(data["job"]), submitted=event.at)
+        case "membership.changed" if job:
+            job.table = RankTable.from_dict(data["table"])
+            job.tables[job.table.generation] = job.table
+            job.plan, controller.generation = list(job.table.nodes), job.table.generation
+        case "step.committed" if job and event.step is not None:
+            job.ledger.step = event.step
+            controller.clock.tick(event.at)
+        case "recovery.started" if job:
+            controller.clock.pause()
+            if data["cause"] != "grow":
+                job.spend(data["cause"])
+        case "job.finished" if job:
+            job.status = data["status"]
+            job.error = from_dict(data["error"]) if data.get("error") else None

@@ -1,0 +1,112 @@
+"""What the controller knows of its nodes and their workers: what they said last, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftlab import messages
+from ftlab.health.progress import Sighting, Standing
+from ftlab.membership import Verdict
+from ftlab.messages import Place
+
+_STANDINGS = {Place.OUTSIDE: Standing.OUTSIDE, Place.COMPUTING: Standing.COMPUTING,
+              Place.COMMUNICATING: Standing.WAITING}
+
+
+@dataclass
+class WorkerView:
+    """One worker, as last reported."""
+
+    pid: int = 0
+    replaces: int = 0  # pid of the worker it stands in for, whose last words may still arrive
+    parked: bool = False  # has reached its first step
+    failed: bool = False
+    generation: int = 0  # of its last seat
+    rank: int = -1
+    step: int = 0
+    place: Place = Place.STARTING
+    since: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take a seat: it waits for one, or has one in an ended generation."""
+        return not self.failed and (self.parked or self.generation > 0)
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether it has trained."""
+        return not self.failed and self.generation > 0
+
+    def trains_in(self, generation: int) -> bool:
+        """Whether it is on its seat in a generation, in or between steps."""
+        return not self.failed and self.generation == generation and self.place in _STANDINGS
+
+    def is_about(self, pid: int) -> bool:
+        """Whether a report of process `pid` is about this worker."""
+        return not self.failed and pid != self.replaces and self.pid in (0, pid)
+
+    def update(self, report: dict[str, Any]) -> None:
+        """Take over what a heartbeat says."""
+        self.pid, self.place, self.since = int(report["pid"]), Place(report["place"]), float(report["since"])
+        self.generation, self.rank, self.step = int(report["generation"]), int(report["rank"]), int(report["step"])
+        self.parked = self.parked or self.place == Place.PARKED
+
+
+@dataclass
+class NodeView:
+    """One node: its link, when it was last heard, and its workers."""
+
+    name: str
+    address: str = ""
+    pid: int = 0
+    instance: str = ""
+    link: Callable[[messages.Message], None] | None = None
+    drop_link: Callable[[str], None] | None = None
+    heard: float = 0.0
+    started: float = 0.0  # when it was asked for
+    verdict: Verdict = Verdict.ALIVE
+    job: str = ""  # the job its workers run
+    workers: dict[int, WorkerView] = field(default_factory=dict)
+
+    @property
+    def joined(self) -> bool:
+        """Whether it has ever said hello."""
+        return bool(self.instance)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be counted on."""
+        return self.joined and self.verdict != Verdict.DEAD
+
+    @property
+    def number(self) -> int:
+        """The number in its name; the order in which nodes get seats."""
+        tail = self.name.rsplit("-", 1)[-1]
+        return int(tail) if tail.isdigit() else 1 << 30
+
+    def ready(self, job: str, procs: int) -> bool:
+        """Whether all its workers can take a seat in a job."""
+        return self.alive and self.link is not None and self.job == job and len(self.workers) >= procs and \
+            all(worker.ready for worker in self.workers.values())
+
+    def send(self, message: messages.Message) -> None:
+        """Send if there is a link; a node without one learns what it missed when it comes back."""
+        if self.link is not None:
+            self.link(message)
+
+    def sightings(self) -> list[Sighting]:
+        """Its workers as the progress watch sees them."""
+        return [Sighting(who=(self.name, local_rank), since=worker.since, generation=worker.generation,
+                         standing=_STANDINGS.get(worker.place, Standing.IDLE))
+                for local_rank, worker in self.workers.items() if not worker.failed]
+
+    def to_dict(self, table_ranks: tuple[int, ...]) -> dict[str, Any]:
+        """For the status page."""
+        return {"name": self.name, "address": self.address, "pid": self.pid, "verdict": str(self.verdict),
+                "joined": self.joined, "ranks": list(table_ranks),
+                "role": "member" if table_ranks else "spare" if self.joined else "starting",
+                "workers": {str(local): {"pid": w.pid, "rank": w.rank, "step": w.step, "place": w.place,
+                                         "generation": w.generation, "ready": w.ready}
+                            for local, w in sorted(self.workers.items())}}

@@ -1,0 +1,82 @@
+"""The figures of a run, read from its event log and from nothing else.
+
+`detection_s` runs from an injection to the controller's verdict, `stall_s` from the injection to the first step that
+every rank of the restored world committed. With several injections the figures at the top are the worst ones.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from ftlab.events import Event
+
+
+def measure(events: Sequence[Event]) -> dict[str, Any]:
+    """All figures of one job's events, by the names of the drill's JSON."""
+    injections = [_measure_injection(event, events) for event in events if event.kind == "fault.injected"]
+    recoveries = _of(events, "recovery.finished")
+    tables = _of(events, "membership.changed")
+    phases: dict[str, float] = recoveries[0].data["phases"] if recoveries else {}
+    return {
+        "injected": len(injections), "injections": injections,
+        "detection_s": _worst(row["detection_s"] for row in injections),
+        "stall_s": _worst(row["stall_s"] for row in injections),
+        "phases": phases, "recoveries": len(recoveries),
+        "steps": max((event.step or 0 for event in _of(events, "step.committed")), default=0),
+        "steps_lost": _steps_lost(events),
+        "worlds": [event.data["world"] for event in tables], "generations": len(tables),
+        "source": _source(recoveries),
+        "goodput": goodput(events),
+    }
+
+
+def goodput(events: Sequence[Event]) -> float | None:
+    """The share of the run that typical steps would have taken."""
+    steps = _of(events, "step.committed")
+    if len(steps) < 3:
+        return None
+    gaps = [later.at - sooner.at for sooner, later in zip(steps, steps[1:], strict=False) if later.at > sooner.at]
+    total = steps[-1].at - steps[0].at
+    return round(min(1.0, statistics.median(gaps) * (len(steps) - 1) / total), 4) if total > 0 and gaps else None
+
+
+def _measure_injection(injection: Event, events: Sequence[Event]) -> dict[str, Any]:
+    at = float(injection.data.get("receipt", {}).get("at", injection.at))
+    verdict = next((event.at for event in events if event.kind == "recovery.started" and event.at >= at), None)
+    done = next((event for event in _of(events, "recovery.finished") if event.at >= at), None)
+    if injection.data.get("fault") == "controller":
+        verdict = next((event.at for event in _of(events, "controller.started") if event.at >= at), None)
+        step = next((event for event in _of(events, "step.committed") if event.at >= at), None)
+    else:
+        step = next((event for event in _of(events, "step.committed") if done and event.at >= at
+                     and (event.generation or 0) >= (done.generation or 0)), None)
+    return {"fault": injection.data.get("fault"), "target": injection.data.get("target"),
+            "detection_s": round(verdict - at, 4) if verdict else None,
+            "stall_s": round(step.at - at, 4) if step else None, "receipt": injection.data.get("receipt", {})}
+
+
+def _steps_lost(events: Sequence[Event]) -> int:
+    """Committed steps that had to be done again: how far each restored world began behind the newest step."""
+    lost = newest = 0
+    generation: int | None = None
+    for event in _of(events, "step.committed"):
+        step = event.step or 0
+        if event.generation != generation and generation is not None:
+            lost += max(0, newest - (step - 1))
+        generation, newest = event.generation, max(newest, step)
+    return lost
+
+
+def _source(recoveries: Sequence[Event]) -> str | None:
+    return next((event.data["source"] for event in recoveries if event.data.get("source")), None)
+
+
+def _of(events: Sequence[Event], kind: str) -> list[Event]:
+    return [event for event in events if event.kind == kind]
+
+
+def _worst(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None

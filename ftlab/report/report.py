@@ -1,0 +1,90 @@
+"""The report of a run: figures and events together, shown as a card, as a table, or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftlab.events import Event
+from ftlab.report.canvas import duration
+from ftlab.report.measure import measure
+from ftlab.report.page import report_fragment, report_page
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured; `facts` is the drill's JSON, `events` the log it was read from."""
+
+    facts: dict[str, Any]
+    events: Sequence[Event] = field(repr=False)
+    values: dict[int, Any] = field(default_factory=dict, repr=False)  # what the train function returned, by rank
+
+    @staticmethod
+    def of(name: str, events: Sequence[Event], *, config: dict[str, Any], values: dict[int, Any] | None = None,
+           **more: Any) -> Report:
+        """The report of one job."""
+        facts = {"drill": name, "backend": "process", "nodes": config["nodes"], "spares": config["spares"],
+                 **measure(events)}
+        end = next((event for event in reversed(events) if event.kind == "job.finished"), None)
+        facts["recovered"] = bool(end and end.data["status"] == "finished")
+        facts["digest"] = end.data.get("digest") if end else None
+        return Report({**facts, **more}, events, values or {})
+
+    @property
+    def value(self) -> Any:
+        """What rank 0's train function returned."""
+        return self.values.get(0)
+
+    def __getattr__(self, name: str) -> Any:
+        facts = self.__dict__.get("facts", {})
+        try:
+            return facts[name]
+        except KeyError:
+            raise AttributeError(f"a report has no {name!r}: it has {', '.join(facts)}") from None
+
+    def losses(self) -> list[float]:
+        """The mean loss of each committed step, in order."""
+        return [event.data["loss"] for event in self.events if event.kind == "step.committed" and "loss" in event.data]
+
+    def samples(self) -> list[int] | None:
+        """The sample ids of all committed steps in order; None if the job did not record them."""
+        steps = [event.data.get("samples") for event in self.events if event.kind == "step.committed"]
+        return None if not steps or None in steps else [sample for ids in steps for sample in ids or ()]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the report as one self-contained HTML file."""
+        Path(path).write_text(report_page([(self.facts, self.events)]), encoding="utf-8")
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        return report_fragment(self.facts, self.events)
+
+    def __str__(self) -> str:
+        return report_table(self.facts)
+
+
+def report_table(facts: dict[str, Any]) -> str:
+    """The figures of a report for a terminal."""
+    rows = [("verdict", facts.get("verdict") or ("recovered" if facts.get("recovered") else "not recovered")),
+            ("detection", _seconds(facts.get("detection_s"))), ("stall", _seconds(facts.get("stall_s"))),
+            ("steps lost", facts.get("steps_lost")), ("samples lost / repeated", _pair(facts)),
+            ("worlds", " → ".join(map(str, facts.get("worlds") or []))), ("state from", facts.get("source")),
+            ("goodput", facts.get("goodput")), ("leaked", facts.get("leaked"))]
+    head = f"{facts['drill']}: {facts['nodes']} nodes + {facts['spares']} spares, {facts['backend']}"
+    lines = [head, *(f"  {name:<24} {value}" for name, value in rows if value not in (None, ""))]
+    phases = facts.get("phases") or {}
+    if phases:
+        lines.append("  recovery")
+        lines += [f"    {name:<22} {_seconds(seconds)}" for name, seconds in phases.items()]
+    lines += [f"  failed: {line}" for line in facts.get("failed_expectations", [])]
+    return "\n".join(lines)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else duration(value)
+
+
+def _pair(facts: dict[str, Any]) -> str:
+    return "" if facts.get("samples_lost") is None else f"{facts['samples_lost']} / {facts['samples_repeated']}"

@@ -1,0 +1,96 @@
+"""The worker's link to its agent: a thread that listens while the training thread trains.
+
+The controller's word arrives here. `Terminate` cuts the group under the training thread, again and again until that
+thread has noticed; `Join` is kept until the training thread comes for it. When the agent is gone, so is the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from multiprocessing.connection import Connection
+
+from ftlab import messages
+from ftlab.elastic.group import Group
+
+_RESEVER_S = 0.005  # a group that is being built may open a socket right after it was cut
+
+
+class WorkerLink:
+    """Messages from and to the agent, and the group that may have to be cut."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._group: Group | None = None
+        self._terminated = 0  # the newest generation that is over
+        self._join: messages.Join | None = None
+        self._joined_at = 0.0
+        self.released = False
+
+    def start(self) -> None:
+        """Begin to listen."""
+        threading.Thread(target=self._listen, name="ftlab-link", daemon=True).start()
+
+    def send(self, message: messages.Message) -> None:
+        """Tell the agent; a worker without an agent ends."""
+        try:
+            with self._sending:
+                self._connection.send_bytes(messages.dumps(message))
+        except OSError:
+            os._exit(1)
+
+    def over(self, generation: int) -> bool:
+        """Whether the controller has ended this generation."""
+        return generation <= self._terminated
+
+    def watch(self, group: Group | None) -> None:
+        """The group to cut when its generation ends; None while there is none."""
+        with self._changed:
+            self._group = group
+            self._changed.notify_all()
+
+    def wait_for_join(self, after: int) -> tuple[messages.Join, float] | None:
+        """The newest seat beyond generation `after` and when it arrived; None once the job released the worker."""
+        with self._changed:
+            while True:
+                if self.released:
+                    return None
+                if self._join is not None:
+                    generation = self._join.table["generation"]
+                    if generation > after and not self.over(generation):
+                        return self._join, self._joined_at
+                self._changed.wait()
+
+    def wait_for_end(self, generation: int) -> None:
+        """Block until this generation is over or the job released the worker."""
+        with self._changed:
+            while not (self.released or self.over(generation)):
+                self._changed.wait()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = messages.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(1)
+            with self._changed:
+                if isinstance(message, messages.Terminate):
+                    self._terminated = max(self._terminated, message.generation)
+                elif isinstance(message, messages.Join):
+                    self._join, self._joined_at = message, time.monotonic()
+                elif isinstance(message, messages.Release):
+                    self.released = True
+                self._changed.notify_all()
+            self._cut()
+
+    def _cut(self) -> None:
+        """Sever the group of an ended generation until the training thread has let go of it."""
+        with self._changed:
+            while (group := self._group) is not None and self.over(group.table.generation):
+                group.sever()
+                if self._connection.poll(0):
+                    return  # hear what is new first; the cut goes on after it
+                self._changed.wait(_RESEVER_S)

@@ -1,0 +1,236 @@
+"""A worker's membership in the training world, from one generation to the next.
+
+`join` is the worker's side of a recovery: wait for a seat, restore the group (agent, store, load_ranktable, connect),
+then the training (strategy, rollback_data, send_state / receive_state, load_data). Every step is timed. A failure
+anywhere in it (the next peer dies, the sender dies in mid-transfer) drops the half-built group and waits for the next
+generation: nothing is taken over from a transfer that did not finish and verify.
+
+The data is rolled back before the state is sent, so that what is sent is exactly the committed step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import zlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from ftlab import messages
+from ftlab.checkpoint import tree
+from ftlab.checkpoint.state import TrainingState, differences
+from ftlab.elastic import transfer
+from ftlab.elastic.group import Group, GroupSevered
+from ftlab.errors import FtlabError, ModelMismatch
+from ftlab.membership import RankTable
+from ftlab.train.link import WorkerLink
+from ftlab.messages import Place
+from ftlab.train.status import StatusPage
+
+
+class Released(BaseException):
+    """The job is over and the worker may end; never seen by the train function's own handlers."""
+
+
+class StateDamaged(RuntimeError):
+    """Received state does not match its digest."""
+
+
+class Session:
+    """Where this worker sits, the group it trains in, and how it gets into the next one."""
+
+    def __init__(self, link: WorkerLink, page: StatusPage, node: str, local_rank: int) -> None:
+        self.link, self.page, self.node, self.local_rank = link, page, node, local_rank
+        self.state = TrainingState()
+        self.group: Group | None = None
+        self.table: RankTable | None = None
+        self.rank = -1
+        self.synchronised = False
+        self.source = ""
+        self._holds = False  # the state of a committed step, or the agreed initial one
+        self._spans: list[list[object]] = []
+        self._started = time.monotonic()
+        self._parked = False
+        self.wrapped: object | None = None  # an ElasticDDP, if the train function made one
+
+    @property
+    def generation(self) -> int:
+        """The generation this worker last had a seat in; 0 before the first."""
+        return self.table.generation if self.table else 0
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self.table.world if self.table else 0
+
+    def join_group(self) -> None:
+        """Block until this worker has a seat and its group is connected."""
+        self._notice_end()
+        while self.group is None:
+            self._park()
+            seat = self.link.wait_for_join(self.generation)
+            if seat is None:
+                raise Released
+            try:
+                self._connect(*seat)
+            except Exception as error:
+                if not self.lost(error):
+                    raise
+
+    def join(self) -> None:
+        """Block until this worker has a seat, a group, and the newest state."""
+        while True:
+            self.join_group()
+            if self.synchronised:
+                return
+            try:
+                self._synchronise()
+                return
+            except Exception as error:
+                if not self.lost(error):
+                    raise
+
+    def lost(self, error: Exception) -> bool:
+        """Whether an exception means that the world broke; if so, let go of the group and report it."""
+        if isinstance(error, FtlabError):
+            return False
+        connecting = self.group is not None and not self.synchronised
+        broken = self.group is not None and (self.link.over(self.generation) or self.group.broken())
+        if not (broken or connecting or isinstance(error, GroupSevered | StateDamaged)):
+            return False
+        self._leave(f"{type(error).__name__}: {str(error)[:300]}")
+        return True
+
+    def first_step_done(self, at: float) -> None:
+        """Report what this generation's recovery took, at its first committed step."""
+        if self._spans:
+            self._spans.append(["first_step", self._spans[-1][2], at])
+            self._send_spans(complete=True)
+
+    def wait_out(self) -> None:
+        """After the train function: wait for the end of the job, or take part in one more recovery and return."""
+        self._notice_end()
+        if self.group is not None:
+            self.link.wait_for_end(self.generation)
+        if self.link.released:
+            raise Released
+        self.join()
+        if self._spans:
+            self._send_spans(complete=True)
+
+    def _notice_end(self) -> None:
+        if self.group is not None and self.link.over(self.generation):
+            self._leave("generation ended")
+
+    def _leave(self, reason: str) -> None:
+        """Tell the controller first (it waits for that), then take the group apart."""
+        self.page.move(Place.RECOVERING)
+        self.state.rollback()
+        self.link.send(messages.Stopped(generation=self.generation, step=self.state.step, at=time.monotonic(),
+                                        reason=reason))
+        if self._spans:
+            self._send_spans(complete=False)
+        group, self.group, self.synchronised = self.group, None, False
+        self.link.watch(None)
+        if group:
+            with contextlib.suppress(RuntimeError):
+                group.close()
+
+    def _park(self) -> None:
+        self.page.move(Place.RECOVERING if self._holds else Place.PARKED)
+        if not self._parked:
+            self._parked = True
+            self.link.send(messages.Parked(seconds=time.monotonic() - self._started))
+
+    def _connect(self, join: messages.Join, arrived: float) -> None:
+        self._spans = []
+        with self._span("agent", begin=arrived):
+            table = RankTable.from_dict(join.table)
+        rank = next(seat.rank for seat in table.seats if (seat.node, seat.local_rank) == (self.node, self.local_rank))
+        self.table, self.rank = table, rank
+        self.page.generation, self.page.rank = table.generation, rank
+        self.page.move(Place.RECOVERING)
+        self.group = Group(table, rank, (join.store[0], join.store[1]))
+        self.link.watch(self.group)
+        if self.link.over(table.generation):
+            raise GroupSevered("this generation is already over")
+        with self._span("store"):
+            self.group.open_store()
+        with self._span("load_ranktable"):
+            self._check_table(table)
+        with self._span("connect"):
+            self.group.connect()
+
+    def _check_table(self, table: RankTable) -> None:
+        """All members must have loaded the very same table: agreed through the store, before anybody connects."""
+        assert self.group is not None and self.group._store is not None
+        digest = str(zlib.crc32(repr(table).encode()))
+        first = self.group._store.compare_set(f"table-{table.generation}", "", digest).decode()
+        if first != digest:
+            raise GroupSevered(f"rank table of generation {table.generation} differs between members")
+
+    def _synchronise(self) -> None:
+        with self._span("strategy"):
+            newest, holders, receivers = self._strategy()
+        if self.rank in holders:
+            with self._span("rollback_data"):
+                self.state.rollback()
+        for sender, receiver in transfer.plan_transfers(holders, receivers):
+            if self.rank == sender:
+                self._send_state(receiver)
+            elif self.rank == receiver:
+                self._receive_state(sender)
+        self._holds = self.synchronised = True
+
+    def _strategy(self) -> tuple[int, list[int], list[int]]:
+        """Who holds the newest committed step, who needs it; the same answer on every rank."""
+        signature = self.state.signature()
+        mine = torch.tensor([self.state.step if self._holds else -1, zlib.crc32(repr(signature).encode())])
+        rows = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(rows, mine)
+        if len({int(row[1]) for row in rows}) > 1:
+            self._explain_mismatch(signature)
+        steps = [int(row[0]) for row in rows]
+        newest = max(steps)
+        holders = [rank for rank, step in enumerate(steps) if step == newest] if newest >= 0 else [0]
+        self.source = "live" if newest >= 0 else "initial"
+        return newest, holders, [rank for rank in range(self.world) if rank not in holders]
+
+    def _explain_mismatch(self, signature: list[list[object]]) -> None:
+        everyone: list[list[list[object]] | None] = [None] * self.world
+        dist.all_gather_object(everyone, signature)
+        lines = [f"rank {rank}: {line}" for rank, other in enumerate(everyone) if other
+                 for line in differences(everyone[0] or [], other)]
+        raise ModelMismatch("the model differs between ranks (here: rank 0, there: the named rank)",
+                            seen="\n        ".join(lines[:10]),
+                            hint="build the same model on every rank: its shape must not depend on ctx.rank")
+
+    def _send_state(self, receiver: int) -> None:
+        with self._span("send_state"):
+            captured = self.state.capture()
+            packed = tree.pack(captured)
+            transfer.send(packed.header, packed.tensors, tree.digest(captured), receiver)
+
+    def _receive_state(self, sender: int) -> None:
+        with self._span("receive_state"):
+            wanted, header = transfer.receive_header(sender)
+            packed = tree.Packed(header, tree.empty_tensors(header))
+            transfer.receive_tensors(packed.tensors, sender)
+            captured = tree.unpack(packed)
+            if tree.digest(captured) != wanted:
+                raise StateDamaged(f"state from rank {sender} does not match its digest")
+        with self._span("load_data"):
+            self.state.restore(captured)
+
+    @contextlib.contextmanager
+    def _span(self, name: str, begin: float | None = None) -> Iterator[None]:
+        begin = time.monotonic() if begin is None else begin
+        yield
+        self._spans.append([name, begin, time.monotonic()])
+
+    def _send_spans(self, *, complete: bool) -> None:
+        self.link.send(messages.Spans(generation=self.generation, spans=self._spans, complete=complete,
+                                      source=self.source))
+        self._spans = []

@@ -1,0 +1,115 @@
+"""A worker process: one rank's training thread, forked from a warm process.
+
+It fetches nothing and imports nothing heavy: the code of the train function is handed in, torch is already there.
+The main thread runs the train function; the link's thread listens to the agent.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from ftlab import messages
+from ftlab.config import JobConfig
+from ftlab.errors import FtlabError
+from ftlab.train.context import TrainContext
+from ftlab.train.link import WorkerLink
+from ftlab.train.session import Released, Session
+from ftlab.messages import Place
+from ftlab.train.status import StatusPage
+from ftlab.train.trap import set_trap
+
+MAX_RESULT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What a worker is told when it is forked."""
+
+    node: str
+    local_rank: int
+    code: bytes  # cloudpickle of (train function, arguments)
+    path: list[str]  # the notebook's sys.path
+    config: dict[str, Any]  # JobConfig
+
+
+def run_worker(spec: WorkerSpec, connection: Connection, page: StatusPage) -> int:
+    """The whole life of a worker; returns its exit code."""
+    link = WorkerLink(connection)
+    session = Session(link, page, spec.node, spec.local_rank)
+    set_trap(page)
+    link.start()
+    try:
+        _train(spec, session, page)
+        return 0
+    except Released:
+        return 0
+    except BaseException as error:
+        _report_failure(error, session)
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def warm_up() -> None:
+    """Import and run once what every train function needs, so that forked workers need not."""
+    import numpy as np
+    import torch
+    import torch.distributed  # imported for its side effect: workers find it loaded
+
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    torch.nn.functional.cross_entropy(model(torch.zeros(2, 4)), torch.zeros(2, dtype=torch.int64)).backward()
+    optimizer.step()
+    np.random.seed(0)
+
+
+def _train(spec: WorkerSpec, session: Session, page: StatusPage) -> None:
+    sys.path[:] = [*spec.path, *(entry for entry in sys.path if entry not in spec.path)]
+    train, args, kwargs = cloudpickle.loads(spec.code)
+    context = TrainContext(session, page, JobConfig.from_dict(spec.config))
+    value = train(context, *args, **kwargs)
+    session.join()
+    result, problem = _pack_result(value)
+    digest = session.state.digest()
+    while True:  # stay as a live replica until all ranks are done
+        page.move(Place.FINISHED)
+        session.link.send(messages.Finished(generation=session.generation, step=session.state.step, digest=digest,
+                                            result=result, error=problem))
+        session.wait_out()
+
+
+def _pack_result(value: Any) -> tuple[str, str]:
+    try:
+        raw = cloudpickle.dumps(value)
+    except Exception as error:
+        return "", f"the return value cannot be pickled: {error}"
+    if len(raw) > MAX_RESULT_BYTES:
+        return "", f"the return value is {len(raw)} bytes, the limit is {MAX_RESULT_BYTES}: write it to a file instead"
+    return base64.b64encode(raw).decode(), ""
+
+
+def _report_failure(error: BaseException, session: Session) -> None:
+    trace = "".join(traceback.format_exception(type(error), error, _own_frames(error)))
+    session.link.send(messages.Failed(
+        cause="crash", detail=f"{type(error).__name__}: {str(error)[:2000]}", traceback=trace[-20000:],
+        fatal=error.to_dict() if isinstance(error, FtlabError) else None,
+        generation=session.generation, step=session.state.step))
+
+
+def _own_frames(error: BaseException) -> Any:
+    """The traceback from the train function on: the frames above it are ftlab's and teach nothing."""
+    trace = error.__traceback__
+    here = os.path.dirname(__file__)
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(here):
+        trace = trace.tb_next
+    return trace or error.__traceback__
