@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ftlab.checkpoint import tree
 from ftlab.errors import ConfigError
@@ -80,38 +81,59 @@ class TrainingState:
         if self._marked is not None:
             self._marked.undo()
 
+    def changed_buffers(self) -> list[torch.Tensor]:
+        """Buffers the forward pass has changed since `mark` (BatchNorm's statistics): ranks must agree on them."""
+        return self._marked.changed() if self._marked else []
+
+    def reset_buffers(self) -> None:
+        """Put changed buffers back to where they were at `mark`: every shard of a step starts from the same ones."""
+        if self._marked is not None:
+            self._marked.undo_buffers()
+
 
 class _Mark:
-    """What `rollback` needs; buffers are copied only when they changed since the last mark."""
+    """What `rollback` needs. Buffers are copied only when they changed since the last mark.
+
+    A buffer has changed if its version says so; the kernels of the normalisation layers do not count versions, so
+    theirs (small ones) are compared by value.
+    """
 
     def __init__(self, state: TrainingState) -> None:
         self.parameters = state.parameters()
         self.buffers = [buffer for module in state.modules.values() for buffer in module.buffers()]
+        uncounted = {id(buffer) for module in state.modules.values() for layer in module.modules()
+                     if isinstance(layer, _NormBase) for buffer in layer.buffers()}
+        self.uncounted = [id(buffer) in uncounted for buffer in self.buffers]
         self.small = {name: part for name, part in state.parts.items()
                       if not isinstance(part, nn.Module | torch.optim.Optimizer)}
-        self.copies: list[torch.Tensor] = []
-        self.versions: list[int] = []
+        self.copies = [buffer.detach().clone() for buffer in self.buffers]
+        self.versions = [buffer._version for buffer in self.buffers]
         self.grads: list[torch.Tensor | None] = []
         self.saved: dict[str, Any] = {}
 
     def take(self) -> None:
-        versions = [buffer._version for buffer in self.buffers]
-        if not self.copies and self.buffers:
-            self.copies = [buffer.detach().clone() for buffer in self.buffers]
-        for index, (now, then) in enumerate(zip(versions, self.versions, strict=False)):
-            if now != then:
-                self.copies[index].copy_(self.buffers[index])
-        self.versions = versions
+        for index in self.changed_indices():
+            self.copies[index].copy_(self.buffers[index])
+            self.versions[index] = self.buffers[index]._version
         self.grads = [parameter.grad for parameter in self.parameters]
         if self.small:
             self.saved = {name: copy.deepcopy(_save(part)) for name, part in self.small.items()}
 
+    def changed_indices(self) -> list[int]:
+        return [index for index, buffer in enumerate(self.buffers) if buffer._version != self.versions[index]
+                or self.uncounted[index] and not torch.equal(buffer, self.copies[index])]
+
+    def changed(self) -> list[torch.Tensor]:
+        return [self.buffers[index] for index in self.changed_indices() if self.buffers[index].is_floating_point()]
+
+    def undo_buffers(self) -> None:
+        with torch.no_grad():
+            for index in self.changed_indices():
+                self.buffers[index].copy_(self.copies[index])
+                self.versions[index] = self.buffers[index]._version
+
     def undo(self) -> None:
-        for buffer, kept, version in zip(self.buffers, self.copies, self.versions, strict=True):
-            if buffer._version != version:
-                with torch.no_grad():
-                    buffer.copy_(kept)
-        self.versions = [buffer._version for buffer in self.buffers]
+        self.undo_buffers()
         for parameter, grad in zip(self.parameters, self.grads, strict=True):
             parameter.grad = grad
         for name, saved in self.saved.items():

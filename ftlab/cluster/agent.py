@@ -60,6 +60,7 @@ class _Worker:
     filter: OutputFilter
     pid: int = 0
     reported: bool = False  # it said itself why it ends
+    urgent: bool = False  # its next step is reported at once
 
 
 class NodeAgent:
@@ -250,13 +251,15 @@ class NodeAgent:
     def _on_worker_message(self, worker: _Worker, message: messages.Message) -> None:
         if isinstance(message, messages.StepDone):
             self._steps.append((0, {**messages.encode(message), "local_rank": worker.local_rank}))
-            if self._watch is not None and message.step >= self._watch:
-                self._watch = None
+            if worker.urgent or self._watch is not None and message.step >= self._watch:
+                self._watch = None if self._watch is not None and message.step >= self._watch else self._watch
+                worker.urgent = False
                 self._send_heartbeat()
             return
         if isinstance(message, messages.Failed):
             worker.reported = True
-        if isinstance(message, messages.Spans | messages.Finished):
+        worker.urgent = worker.urgent or isinstance(message, messages.Spans)  # the first step of a generation
+        if isinstance(message, messages.Finished):
             self._send_heartbeat()  # the steps before it first
         self._pass_on(messages.FromWorker(job=worker.job, local_rank=worker.local_rank, pid=worker.pid,
                                           body=messages.encode(message)))

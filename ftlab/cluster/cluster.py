@@ -162,6 +162,10 @@ class Cluster:
         """Put a fault's receipt into the event log."""
         self.api.post("/api/events", {"kind": kind, **fields})
 
+    def expect_step(self, step: int) -> None:
+        """Have this step reported at once, not with the next heartbeat."""
+        self.api.post("/api/watch", {"step": step})
+
     # ---- output --------------------------------------------------------------------------------------------
 
     def show_output(self) -> None:

@@ -21,12 +21,12 @@ class Job:
 
     def __init__(self, cluster: Cluster, job: str, name: str, first_event: int) -> None:
         self.cluster, self.id, self.name = cluster, job, name
-        self._first = first_event
+        self.first_event = first_event  # where its events begin in the cluster's log
 
     @property
     def events(self) -> list[Event]:
         """This job's part of the event log so far: up to its end, or to now."""
-        events = self.cluster.events[self._first:]
+        events = self.cluster.events[self.first_event:]
         end = next((index for index, event in enumerate(events) if self._is_end(event)), None)
         return events if end is None else events[:end + 1]
 
@@ -42,7 +42,7 @@ class Job:
 
     def wait_for_step(self, step: int, timeout: float = 120.0) -> int:
         """Block until so many steps are committed; raises the job's error if it ends before."""
-        self.cluster.api.post("/api/watch", {"step": step})
+        self.cluster.expect_step(step)
         self._wait(lambda: self.step >= step or self.done, timeout, f"step {step}")
         if self.step < step:
             self._raise_error()
@@ -52,7 +52,7 @@ class Job:
     def wait_for(self, kind: str, count: int = 1, timeout: float = 120.0) -> Event:
         """Block until the `count`-th event of a kind; that event."""
         def found() -> list[Event]:
-            return [event for event in self.cluster.events[self._first:] if event.kind == kind]
+            return [event for event in self.cluster.events[self.first_event:] if event.kind == kind]
         self._wait(lambda: len(found()) >= count, timeout, f"{count} x {kind}")
         return found()[count - 1]
 

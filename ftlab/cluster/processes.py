@@ -111,6 +111,17 @@ class ProcessNodes:
         return {"at": at, "pids": pids, "left": [pid for pid in pids if psutil.pid_exists(pid)],
                 "status": describe_exit(node.status) if node.status is not None else "still there"}
 
+    def kill_all(self) -> dict[str, Any]:
+        """SIGKILL all nodes at once."""
+        nodes = [self._find(name) for name in self.names()]
+        pids, at = [pid for node in nodes for pid in self.pids(node.name)], time.monotonic()
+        for node in nodes:
+            _signal_group(node.pid, signal.SIGKILL)
+        for node in nodes:
+            self._wait_gone(node)
+        return {"at": at, "nodes": [node.name for node in nodes], "pids": pids,
+                "left": [pid for pid in pids if psutil.pid_exists(pid)], "status": f"{len(nodes)} nodes killed"}
+
     def crash(self, name: str, pid: int) -> dict[str, Any]:
         """SIGKILL one worker of a node."""
         self._check_worker(name, pid)

@@ -1,1 +1,5 @@
-"""Drills: a cluster, a fault and an expectation make a report."""
+"""Drills: a cluster, a fault and what is expected of it, measured against an undisturbed twin."""
+
+from ftlab.drill.drill import DRILLS, run_drill, run_drills, run_random
+
+__all__ = ["DRILLS", "run_drill", "run_drills", "run_random"]

@@ -15,6 +15,7 @@ import contextlib
 import os
 import select
 import socket
+import stat
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -67,7 +68,8 @@ class Group:
         """Cut the group's connections, from any thread; repeat it until the training thread has noticed."""
         self.severed = True
         for fd, inode, sock in _tcp_sockets():
-            if (fd, inode) not in self._before and (self._own is None or (fd, inode) in self._own):
+            ours = (fd, inode) not in self._before and (self._own is None or (fd, inode) in self._own)
+            if ours and _is_connected(sock):  # not a listener: gloo aborts the process when accept() fails
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
         if torch.cuda.is_available() and self._own is not None:
@@ -90,6 +92,9 @@ class Group:
         """Take the group apart; may be called twice."""
         if dist.is_initialized():
             dist.destroy_process_group()
+        # A group that failed while it was being built counts all the same, and the count is part of the keys under
+        # which members look for each other: those who failed and those who are new would never meet.
+        dist.distributed_c10d._world.group_count = 0
         self._store = None
 
     def _check(self) -> None:
@@ -113,19 +118,20 @@ def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 def _tcp_sockets() -> Iterator[tuple[int, int, socket.socket]]:
     """(descriptor, inode, socket) of every TCP socket of this process; the socket is valid until the next one."""
     for name in os.listdir(_FDS):
+        fd = int(name)
         try:
-            fd = int(name)
-            sock = socket.socket(fileno=os.dup(fd))
+            found = os.fstat(fd)
+            if not stat.S_ISSOCK(found.st_mode):
+                continue
+            copy = os.dup(fd)
         except OSError:
-            continue
-        with sock:
-            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
-                yield fd, os.fstat(sock.fileno()).st_ino, sock
+            continue  # closed meanwhile
+        with socket.socket(fileno=copy) as sock:
+            same = os.fstat(copy).st_ino == found.st_ino
+            if same and sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+                yield fd, found.st_ino, sock
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    try:
-        sock.getpeername()
-    except OSError as error:
-        return error.errno not in (107, 57)  # ENOTCONN of a listener: it has no peer to lose
-    return True
+    """Whether it is (or was) a connection; a listener has no peer to lose."""
+    return not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

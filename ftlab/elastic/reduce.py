@@ -17,7 +17,11 @@ from ftlab.elastic.sampler import Seating, owned_shards, part
 
 
 class FlatGradients:
-    """Gradients of a fixed list of parameters in one flat tensor, with a mark for those that have none."""
+    """Gradients of a fixed list of parameters in one flat tensor, with a mark for those that have none.
+
+    Buffers that the forward pass changed ride along: their mean over the batch replaces each rank's own, so that
+    every rank holds the same state after a step and any of them can replace any other.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
@@ -26,22 +30,28 @@ class FlatGradients:
         for parameter in self.parameters:
             self.dtype = torch.promote_types(self.dtype, parameter.dtype)
 
-    def take(self, weight: float) -> torch.Tensor:
-        """Move the gradients out of the parameters into a flat tensor, each times `weight`."""
+    def take(self, weight: float, buffers: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+        """Move the gradients out of the parameters into a flat tensor, with buffers, each times `weight`."""
         device = self.parameters[0].device
         pieces = [torch.zeros(size, dtype=self.dtype, device=device) if p.grad is None
                   else p.grad.reshape(-1).to(self.dtype) for p, size in zip(self.parameters, self.sizes, strict=True)]
         present = torch.tensor([p.grad is not None for p in self.parameters], dtype=self.dtype, device=device)
         for parameter in self.parameters:
             parameter.grad = None
-        flat = torch.cat([*pieces, present])
+        statistics = [buffer.detach().reshape(-1).to(self.dtype) for buffer in buffers]
+        flat = torch.cat([*pieces, *statistics, present])
         flat[:-len(self.sizes)].mul_(weight)
         return flat
 
-    def put(self, flat: torch.Tensor, held: Sequence[torch.Tensor | None]) -> None:
-        """Move summed gradients back into the parameters, on top of what was `held` before."""
+    def put(self, flat: torch.Tensor, held: Sequence[torch.Tensor | None],
+            buffers: Sequence[torch.Tensor] = ()) -> None:
+        """Move sums back into the parameters' gradients, on top of what was `held` before, and into the buffers."""
         present = flat[-len(self.sizes):].tolist()
-        pieces = flat[:-len(self.sizes)].split(self.sizes)
+        pieces = flat[:-len(self.sizes)].split([*self.sizes, *(buffer.numel() for buffer in buffers)])
+        pieces, statistics = pieces[:len(self.sizes)], pieces[len(self.sizes):]
+        with torch.no_grad():
+            for buffer, mean in zip(buffers, statistics, strict=True):
+                buffer.copy_(mean.view_as(buffer))
         for parameter, piece, seen, before in zip(self.parameters, pieces, present, held, strict=True):
             if not seen:
                 parameter.grad = before

@@ -60,11 +60,14 @@ class StepClock:
         """The time up to the next step is no step time (a recovery lies in it)."""
         self._last = None
 
+    def typical(self) -> float:
+        """The median step time; 0 while it is not known."""
+        return statistics.median(self._times) if len(self._times) >= 3 else 0.0
+
     def limit(self) -> float:
         """How long a step may take now."""
-        if len(self._times) < 3:
-            return self.limits.first_step_s
-        return max(self.limits.floor_s, self.limits.factor * statistics.median(self._times))
+        known = self.typical()
+        return max(self.limits.floor_s, self.limits.factor * known) if known else self.limits.first_step_s
 
 
 def find_stalled(workers: Iterable[Sighting], now: float, limit_s: float, outside_s: float) -> list[Sighting]:

@@ -27,6 +27,7 @@ from ftlab.recovery.views import NodeView, WorkerView
 
 TICK_S = 0.02
 GATHER_S = 0.004  # failures that arrive together are decided on together
+_STOP_S = 0.4  # for a worker to notice that its group was cut
 _SETTLE_S = 0.25  # a broken group without a known cause is rebuilt after this and the dead-node limit
 
 
@@ -473,9 +474,10 @@ class Controller:
 
     def _plan_start(self, job: Job) -> None:
         now = time.monotonic()
-        ready = [node.name for node in self._alive() if node.ready(job.id, self.config.procs_per_node)]
-        if len(ready) >= job.wanted:
-            job.plan = ready[:job.wanted]
+        chosen = self._alive()[:job.wanted]
+        ready = [node.name for node in chosen if node.ready(job.id, self.config.procs_per_node)]
+        if len(ready) == job.wanted:
+            job.plan = ready
             return
         coming = [node for node in self.nodes.values() if node.verdict != Verdict.DEAD]
         if len(coming) < job.wanted and self.config.replace:
@@ -557,6 +559,7 @@ class Controller:
             detail = f"{stalled.standing} for {now - stalled.since:.1f} s, a step may take {limit:.1f} s"
             self.log.record("worker.failed", source=name, cause="stall", detail=detail, generation=job.generation)
             self._fail(Failure(cause="stall", node=name, local_rank=local_rank, detail=detail), stalled.since, now)
+        self._watch_stopping(job, now)
         if job.status not in (RUNNING, RESTORING):
             return
         if self._broken_since is not None and now - self._broken_since > self.config.dead_s + _SETTLE_S:
@@ -564,6 +567,23 @@ class Controller:
         elif all_waiting(seen, job.generation, now, limit):
             self._fail(Failure(cause="link", detail=f"all ranks wait for one another for over {limit:.1f} s"),
                        now - limit, now)
+
+    def _watch_stopping(self, job: Job, now: float) -> None:
+        """Accuse workers that were told to stop, had their group cut, and still have not moved."""
+        record = job.recovery
+        patience = max(_STOP_S, 2 * self.clock.typical())
+        if record is None or not job.table or now - record.began < patience:
+            return
+        over = record.generation if job.status == RESTORING else job.generation + 1
+        stuck = [(node, local_rank, worker) for name in job.plan if (node := self.nodes.get(name)) and node.alive
+                 for local_rank, worker in node.workers.items() if worker.is_stuck_before(over)]
+        if len(stuck) >= sum(node.alive for name in job.plan if (node := self.nodes.get(name))):
+            return  # all of them: more likely the machine is busy, and somebody must keep the state
+        for node, local_rank, worker in stuck:
+            worker.failed = True
+            detail = f"did not stop within {now - record.began:.1f} s after its group was cut"
+            self.log.record("worker.failed", source=node.name, cause="stall", detail=detail, generation=job.generation)
+            self._fail(Failure(cause="stall", node=node.name, local_rank=local_rank, detail=detail), record.began, now)
 
     def _alive(self) -> list[NodeView]:
         return sorted((node for node in self.nodes.values() if node.alive), key=lambda node: node.number)

@@ -36,7 +36,7 @@ class RecoveryRecord:
     def facts(self) -> dict[str, Any]:
         """For the event log."""
         return {"cause": self.cause, "nodes": self.nodes, "spans": self.spans, "phases": envelope(self.spans),
-                "source": self.source, "attempts": self.attempts}
+                "rung": self.source, "attempts": self.attempts}
 
 
 def envelope(spans: Iterable[dict[str, Any]]) -> dict[str, float]:

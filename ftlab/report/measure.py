@@ -70,7 +70,7 @@ def _steps_lost(events: Sequence[Event]) -> int:
 
 
 def _source(recoveries: Sequence[Event]) -> str | None:
-    return next((event.data["source"] for event in recoveries if event.data.get("source")), None)
+    return next((event.data["rung"] for event in recoveries if event.data.get("rung")), None)
 
 
 def _of(events: Sequence[Event], kind: str) -> list[Event]:

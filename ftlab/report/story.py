@@ -309,7 +309,7 @@ def _recoveries(events: Sequence[Event]) -> list[Recovery]:
             begin=started.at, end=last.at if last else None, generation=started.generation,
             cause=str(started.data.get("cause", "")), nodes=tuple(map(str, started.data.get("nodes") or ())),
             spans=tuple(last.data.get("spans") or ()) if last else (),
-            source=str(last.data.get("source") or "") if last else "",
+            source=str(last.data.get("rung") or "") if last else "",
             abandoned=last is not None and last.kind == "recovery.abandoned",
         ))
     return recoveries

@@ -128,12 +128,14 @@ class TrainContext:
         if wrapped:
             self._page.move(Place.COMMUNICATING)
             (loss * (self._weight(piece) * self._session.world)).backward()
+            self._agree_buffers(self._weight(piece))
             self._page.move(Place.COMPUTING)
             self._give_back_held()
             return
         loss.backward()
-        self._collect(self._weight(piece))
-        if piece is None or piece.last:
+        last = piece is None or piece.last
+        self._collect(self._weight(piece), last)
+        if last:
             self._agree()
 
     def report(self, **values: Any) -> None:
@@ -164,14 +166,14 @@ class TrainContext:
         at = time.monotonic()
         state.step += 1
         self._page.commit(state.step, at)
+        session.first_step_done(at)
         ids = self._samples
         session.link.send(messages.StepDone(
             generation=session.generation, step=state.step, at=at,
             values={name: float(value.detach() if isinstance(value, torch.Tensor) else value)
                     for name, value in self._values.items()},
-            samples=ids.tolist() if ids is not None and self.config.record_samples and session.rank == 0 else None,
+            samples=ids.tolist() if ids is not None and self.config.record_samples else None,
             digest=0 if ids is None else zlib.crc32(ids.numpy().tobytes())))
-        session.first_step_done(at)
 
     def _seating(self) -> Seating:
         session = self._session
@@ -204,9 +206,20 @@ class TrainContext:
                 parameter.grad = before if parameter.grad is None else before + parameter.grad
         self._held = None
 
-    def _collect(self, weight: float) -> None:
+    def _agree_buffers(self, weight: float) -> None:
+        """What DDP leaves out: its ranks' BatchNorm statistics drift apart, and die with rank 0."""
+        buffers = self._state.changed_buffers()
+        if buffers:
+            flat = sum_over_ranks(torch.cat([buffer.detach().reshape(-1) for buffer in buffers]) * weight)
+            with torch.no_grad():
+                for buffer, mean in zip(buffers, flat.split([each.numel() for each in buffers]), strict=True):
+                    buffer.copy_(mean.view_as(buffer))
+
+    def _collect(self, weight: float, last: bool) -> None:
         assert self._flat is not None
-        taken = self._flat.take(weight)
+        taken = self._flat.take(weight, self._state.changed_buffers())
+        if not last:
+            self._state.reset_buffers()
         if self._taken and not self.config.exact:
             self._taken[0] += taken
         else:
@@ -220,7 +233,7 @@ class TrainContext:
         else:
             total = sum_over_ranks(self._taken[0])
         self._page.move(Place.COMPUTING)
-        self._flat.put(total, self._held)
+        self._flat.put(total, self._held, self._state.changed_buffers())
         self._taken, self._held = [], None
 
 

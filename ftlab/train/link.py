@@ -6,6 +6,7 @@ thread has noticed; `Join` is kept until the training thread comes for it. When 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -90,7 +91,8 @@ class WorkerLink:
         """Sever the group of an ended generation until the training thread has let go of it."""
         with self._changed:
             while (group := self._group) is not None and self.over(group.table.generation):
-                group.sever()
+                with contextlib.suppress(OSError):  # a descriptor that vanished meanwhile: the next round gets the rest
+                    group.sever()
                 if self._connection.poll(0):
                     return  # hear what is new first; the cut goes on after it
                 self._changed.wait(_RESEVER_S)

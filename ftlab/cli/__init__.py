@@ -1,0 +1,1 @@
+"""The command line: `ftlab` prints for people, and one JSON object with `--json`."""

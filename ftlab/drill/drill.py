@@ -1,0 +1,190 @@
+"""Drills: start a cluster, train an undisturbed twin, train again under a fault, compare bit by bit, and count what
+was left behind.
+
+    report = ftlab.drill.run_drill("kill", nodes=4, spares=1, seed=3)
+
+A drill states what it expects; the report lists what did not hold.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from ftlab.cluster.cluster import Cluster
+from ftlab.cluster.job import Job
+from ftlab.cluster.runs import labelled
+from ftlab.config import runs_dir
+from ftlab.drill.verdict import compare
+from ftlab.drill.workload import train_network
+from ftlab.errors import FaultError, FtlabError, UnknownFault
+from ftlab.faults import Fault, Pending, Schedule, make, random_schedule
+from ftlab.report.report import Report
+
+DRILLS: dict[str, str] = {
+    "kill": "a whole node is killed",
+    "crash": "one worker is killed, its node lives on",
+    "hang": "a whole node stops, and goes on later as a new one",
+    "stall": "the training thread of one worker blocks",
+    "partition": "a node is cut off from everybody, and comes back later as a new one",
+    "controller": "the controller is killed and comes back from its journal",
+    "blackout": "all nodes die at once",
+}
+_HEAL_S = 1.5
+_NO_RECOVERY = ("controller",)  # training never stops
+_SETTLE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrillPlan:
+    """How a drill is run; `say` hears what is going on."""
+
+    nodes: int = 4
+    spares: int = 1
+    procs_per_node: int = 1
+    steps: int = 150
+    step_s: float = 0.02
+    seed: int = 0
+    exact: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)  # of the cluster
+    say: Callable[[str], None] = lambda text: None
+    echo: TextIO | None = None
+
+
+def run_drill(name: str, twin: Report | None = None, **plan: Any) -> Report:
+    """Run one drill; its report. `twin` is the report of an undisturbed run with the same plan, if there is one."""
+    if name not in DRILLS:
+        raise UnknownFault(f"no drill is called {name!r}", hint=f"drills are {', '.join([*DRILLS, 'random', 'all'])}")
+    details = DrillPlan(**plan)
+    draw = random.Random(f"{name}-{details.seed}")
+    fault = make(name, f"rank-{draw.randrange(details.nodes)}", after=round(draw.uniform(0.0, details.step_s), 4),
+                 at_step=max(5, details.steps // 3), heal_after=_HEAL_S if name in ("hang", "partition") else None)
+    return _run(name, Schedule((fault,), details.seed), details, twin)
+
+
+def run_drills(names: Sequence[str], **plan: Any) -> list[Report]:
+    """Run several drills against one twin."""
+    reports: list[Report] = []
+    twin: Report | None = None
+    for name in names:
+        report = run_drill(name, twin=twin, **plan)
+        twin = report.values["twin"]  # type: ignore[index]
+        reports.append(report)
+    return reports
+
+
+def run_random(faults: int = 3, twin: Report | None = None, **plan: Any) -> Report:
+    """A random schedule from the seed, over all kinds of faults."""
+    details = DrillPlan(**plan)
+    ranks = [f"rank-{rank}" for rank in range(details.nodes)]
+    return _run("random", random_schedule(details.seed, faults, ranks, details.steps), details, twin)
+
+
+def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) -> Report:
+    with Cluster(plan.nodes, plan.spares, plan.procs_per_node, echo=plan.echo, **plan.settings) as cluster:
+        if twin is None:
+            plan.say("training the undisturbed twin")
+            twin = _submit(cluster, plan).result(timeout=_time_limit(plan))
+        plan.say(schedule.describe())
+        job = _submit(cluster, plan)
+        pending = [cluster.inject(fault) for fault in schedule.faults]
+        values, error = _result(job, plan)
+        not_fired = _not_fired(pending)
+        returned = _wait_for_return(cluster, schedule.faults)
+        events, cluster_name = cluster.events[job.first_event:], cluster.name
+        report = Report.of(name, events, config=cluster.config.to_dict(), values=values)
+    facts = {**report.facts, "drill": name, "seed": plan.seed, "leaked": _count_leaks(cluster_name),
+             "twin_digest": twin.digest, **compare(report, twin), "repeat": _repeat(name, schedule, plan),
+             "error": error.to_dict() if error else None}
+    facts["failed_expectations"] = _check(name, facts, not_fired, returned, schedule.faults)
+    facts["held"] = not facts["failed_expectations"]
+    return Report(facts, events, {**report.values, "twin": twin})  # type: ignore[dict-item]
+
+
+def _result(job: Job, plan: DrillPlan) -> tuple[dict[int, Any], FtlabError | None]:
+    try:
+        return job.result(timeout=_time_limit(plan)).values, None
+    except FtlabError as error:
+        return {}, error
+
+
+def _submit(cluster: Cluster, plan: DrillPlan) -> Job:
+    generous = {cause: 100 for cause in ("node", "crash", "stall", "link")}
+    return cluster.submit(train_network, steps=plan.steps, step_s=plan.step_s, record_samples=True, exact=plan.exact,
+                          budgets=generous)
+
+
+def _time_limit(plan: DrillPlan) -> float:
+    return 60.0 + 10 * plan.steps * max(plan.step_s, 0.02)
+
+
+def _not_fired(pending: Sequence[Pending]) -> list[str]:
+    problems = []
+    for each in pending:
+        try:
+            each.wait(timeout=5)
+        except TimeoutError:
+            problems.append(f"{each.fault.describe()} did not happen before the job ended")
+        except FaultError as error:
+            problems.append(f"{each.fault.describe()} could not be injected: {error.message}")
+    return problems
+
+
+def _wait_for_return(cluster: Cluster, faults: Sequence[Fault]) -> bool:
+    """Whether every node that was healed has come back as a new one."""
+    healing = sum(fault.heal_after is not None for fault in faults)
+    deadline = time.monotonic() + _SETTLE_S
+    while healing and time.monotonic() < deadline:
+        if sum(event.kind == "node.fenced" for event in cluster.events) >= healing:
+            return True
+        time.sleep(0.02)
+    return not healing
+
+
+def _check(name: str, facts: dict[str, Any], not_fired: list[str], returned: bool,
+           faults: Sequence[Fault]) -> list[str]:
+    """What was expected and did not hold."""
+    wrong = list(not_fired)
+
+    def expect(holds: bool, text: str) -> None:
+        if not holds:
+            wrong.append(text)
+
+    expect(facts["injected"] == len(faults) - len(not_fired), "a fault left no receipt")
+    expect(facts["leaked"] == 0, f"{facts['leaked']} processes, folders or segments were left behind")
+    if name == "blackout":
+        expect(not facts["recovered"] and (facts["error"] or {}).get("error") == "StateLost",
+               "all state was lost, and the job should have ended with StateLost")
+        return wrong
+    expect(facts["recovered"], f"training did not go on: {(facts['error'] or {}).get('message', 'it did not finish')}")
+    expect(facts["verdict"] == "identical", f"the end state is {facts['verdict']}, not identical to the twin's")
+    expect(facts["samples_lost"] == 0, f"{facts['samples_lost']} samples were lost")
+    expect(facts["samples_repeated"] == 0, f"{facts['samples_repeated']} samples were repeated")
+    expect(facts["steps_lost"] == 0, f"{facts['steps_lost']} committed steps were lost")
+    if len(faults) == 1:
+        expect(facts["detection_s"] is not None, "the fault was not detected")
+        expect(name in _NO_RECOVERY or facts["recoveries"] >= 1, "no recovery took place")
+        expect(returned, "the healed node did not come back as a new one")
+    return wrong
+
+
+def _count_leaks(cluster: str) -> int:
+    """Processes, folders and shared memory that outlived the cluster for more than a moment."""
+    deadline = time.monotonic() + 3.0
+    while True:
+        shm = [name for name in os.listdir("/dev/shm") if cluster in name] if Path("/dev/shm").is_dir() else []
+        left = len(labelled().get(cluster, ())) + (runs_dir() / cluster).exists() + len(shm)
+        if left == 0 or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+def _repeat(name: str, schedule: Schedule, plan: DrillPlan) -> str:
+    more = f" --faults {len(schedule.faults)}" if name == "random" else ""
+    return (f"ftlab drill {name} --seed {plan.seed}{more} --nodes {plan.nodes} --spares {plan.spares} "
+            f"--steps {plan.steps}{' --exact' if plan.exact else ''}")

@@ -1,0 +1,33 @@
+"""The verdict on a run: is its end state the undisturbed twin's, bit by bit, and did it see the same samples?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ftlab.report.report import Report
+
+EQUIVALENT = 1e-3  # the largest difference that a changed order of additions may explain
+
+
+def compare(run: Report, twin: Report) -> dict[str, Any]:
+    """`identical`, `equivalent` (with the largest difference) or `diverged`; samples lost and repeated."""
+    if not run.facts["recovered"]:
+        return {"verdict": None, "largest_difference": None, "samples_lost": None, "samples_repeated": None}
+    largest = _largest_difference(run, twin)
+    if run.facts["digest"] is not None and run.facts["digest"] == twin.facts["digest"]:
+        verdict = "identical"
+    elif largest is not None and largest <= EQUIVALENT and len(set(run.facts["worlds"])) > 1:
+        verdict = "equivalent"
+    else:
+        verdict = "diverged"
+    seen, wanted = Counter(run.samples() or ()), Counter(twin.samples() or ())
+    return {"verdict": verdict, "largest_difference": 0.0 if verdict == "identical" else largest,
+            "samples_lost": sum((wanted - seen).values()), "samples_repeated": sum((seen - wanted).values())}
+
+
+def _largest_difference(run: Report, twin: Report) -> float | None:
+    if not run.value or not twin.value:
+        return None
+    pairs = zip(run.value["probe"], twin.value["probe"], strict=True)
+    return max((abs(mine - theirs) for mine, theirs in pairs), default=None)

@@ -1,0 +1,37 @@
+"""A schedule of faults from a seed: the same seed gives the same faults, at the same steps, on the same nodes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftlab.faults.catalogue import Fault, make
+
+RANDOM_KINDS = ("kill", "crash", "hang", "stall", "partition", "controller")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Faults in the order of their steps."""
+
+    faults: tuple[Fault, ...]
+    seed: int | None = None
+
+    def describe(self) -> str:
+        """One line per fault."""
+        return "\n".join(fault.describe() for fault in self.faults)
+
+
+def random_schedule(seed: int, count: int, nodes: Sequence[str], steps: int,
+                    kinds: Sequence[str] = RANDOM_KINDS) -> Schedule:
+    """`count` faults spread over a run of `steps` steps; some close together, some during the other's recovery."""
+    draw = random.Random(seed)
+    low, high = max(5, steps // 20), max(6, int(steps * 0.85))
+    faults = []
+    for at_step in sorted(draw.randint(low, high) for _ in range(count)):
+        kind = draw.choice(list(kinds))
+        heal = round(draw.uniform(0.7, 2.5), 2) if kind in ("hang", "partition") else None
+        faults.append(make(kind, draw.choice(list(nodes)), at_step=at_step, after=round(draw.uniform(0.0, 0.05), 4),
+                           heal_after=heal))
+    return Schedule(tuple(faults), seed)
