@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+import cloudpickle
+
 from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.job import Job
 from ftlab.cluster.runs import labelled
 from ftlab.config import runs_dir
+from ftlab.drill import workload
 from ftlab.drill.verdict import compare
-from ftlab.drill.workload import train_network
 from ftlab.errors import FaultError, FtlabError, UnknownFault
 from ftlab.faults import Fault, Pending, Schedule, make, random_schedule
 from ftlab.report.report import Report
@@ -38,6 +40,7 @@ DRILLS: dict[str, str] = {
 _HEAL_S = 1.5
 _NO_RECOVERY = ("controller",)  # training never stops
 _SETTLE_S = 5.0
+cloudpickle.register_pickle_by_value(workload)  # as from a notebook: workers need not import this package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +118,7 @@ def _result(job: Job, plan: DrillPlan) -> tuple[dict[int, Any], FtlabError | Non
 
 def _submit(cluster: Cluster, plan: DrillPlan) -> Job:
     generous = {cause: 100 for cause in ("node", "crash", "stall", "link")}
-    return cluster.submit(train_network, steps=plan.steps, step_s=plan.step_s, record_samples=True, exact=plan.exact,
+    return cluster.submit(workload.train_network, steps=plan.steps, step_s=plan.step_s, record_samples=True, exact=plan.exact,
                           budgets=generous)
 
 
