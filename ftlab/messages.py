@@ -262,5 +262,5 @@ def _check_type(kind: str, name: str, annotation: str, value: Any) -> None:
         return
     base = annotation.split("[")[0].split(" ")[0]
     wanted = _TYPES.get(base, (object,))
-    if not isinstance(value, wanted) or isinstance(value, bool) and bool not in wanted:
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise BadMessage(f"{kind}.{name} must be {base}, got {type(value).__name__}")

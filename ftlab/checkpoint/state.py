@@ -121,7 +121,7 @@ class _Mark:
 
     def changed_indices(self) -> list[int]:
         return [index for index, buffer in enumerate(self.buffers) if buffer._version != self.versions[index]
-                or self.uncounted[index] and not torch.equal(buffer, self.copies[index])]
+                or (self.uncounted[index] and not torch.equal(buffer, self.copies[index]))]
 
     def changed(self) -> list[torch.Tensor]:
         return [self.buffers[index] for index in self.changed_indices() if self.buffers[index].is_floating_point()]
@@ -153,7 +153,8 @@ def _describe(entry: list[Any] | None) -> str:
 
 
 def _is_protectable(part: Any) -> bool:
-    return isinstance(part, dict | torch.Generator) or (hasattr(part, "state_dict") and hasattr(part, "load_state_dict"))
+    has_both = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+    return has_both or isinstance(part, dict | torch.Generator)
 
 
 def _save(part: Any) -> Any:

@@ -7,27 +7,27 @@ a second: a check that fails in an unforeseen way becomes a finding that says so
 
 from __future__ import annotations
 
-import ctypes
+import argparse
 import http.client
 import importlib.metadata
+import json
 import os
 import platform
 import resource
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
+from ftlab.cluster.packets import available
+
 GIB = 1 << 30
-PIDFD_GETFD = 438  # the same number on every architecture
-SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,18 @@ def render(findings: Sequence[Finding]) -> str:
     missing = [each.name for each in findings if each.ok is False]
     verdict = f"missing: {', '.join(missing)}" if missing else "everything the embedded cluster needs is here"
     return "\n".join([*lines, "", verdict])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`ftlab doctor`: 0 if nothing that the embedded cluster needs is missing."""
+    findings = examine()
+    missing = [each.name for each in findings if each.ok is False]
+    if arguments.json:
+        body = {"ok": not missing, "missing": missing, "findings": [asdict(each) for each in findings]}
+        sys.stdout.write(json.dumps(body) + "\n")
+    else:
+        sys.stdout.write(render(findings) + "\n")
+    return 1 if missing else 0
 
 
 def _run(check: Callable[[], Finding | list[Finding]]) -> list[Finding]:
@@ -206,58 +218,10 @@ def _fork() -> Finding:
 
 
 def _packet_filters() -> Finding:
-    name = "packet filters"
-    hint = "partitions need this: run as root or with CAP_SYS_PTRACE; the other faults work without"
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-        return Finding(name, None, "only on Linux: partition faults are not available", "use Linux for partitions")
-    try:
-        dropped = _filter_a_childs_socket()
-    except OSError as error:
-        return Finding(name, None, f"the kernel refuses: {error}", hint)
-    if not dropped:
-        return Finding(name, None, "accepted, but packets still arrived or never came back", hint)
-    return Finding(name, True, "packets to another process were dropped, then let through (tried)")
-
-
-def _filter_a_childs_socket() -> bool:
-    """Cut a child's UDP socket off and heal it: True if packets really stopped and came back."""
-    code = ("import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 0)); "
-            "print(s.fileno(), flush=True); sys.stdin.read()")
-    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with child:  # leaving closes its stdin, upon which it ends
-        assert child.stdout is not None
-        with _socket_of(child.pid, int(child.stdout.readline())) as theirs:
-            theirs.settimeout(0.05)
-            drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # one instruction: return 0
-            theirs.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(drop_all)))
-            cut = not _arrives(theirs)
-            theirs.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
-            return cut and _arrives(theirs)
-
-
-def _socket_of(pid: int, number: int) -> socket.socket:
-    """Our own handle on a socket of another process."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    pidfd = os.pidfd_open(pid)
-    try:
-        copy = libc.syscall(PIDFD_GETFD, pidfd, number, 0)
-    finally:
-        os.close(pidfd)
-    if copy < 0:
-        raise OSError(ctypes.get_errno(), f"pidfd_getfd: {os.strerror(ctypes.get_errno())}")
-    return socket.socket(fileno=copy)
-
-
-def _arrives(receiver: socket.socket) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.sendto(b"?", receiver.getsockname())
-    try:
-        return receiver.recv(1) == b"?"
-    except TimeoutError:
-        return False
-
-
-# ---- Docker and leftovers ----------------------------------------------------------------------------------
+    reason = available()
+    return Finding("packet filters", None if reason else True,
+                   reason or "partitions work: packets of a socket can be dropped and let pass again",
+                   "the partition fault needs them; `hang` is silent too, and Docker nodes need none" if reason else "")
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -105,7 +105,7 @@ class NodeAgent:
                 while (raw := await self._link.read_message()) is not None:
                     self._heard = time.monotonic()
                     await self._on_message(messages.loads(raw))
-            except (OSError, RuntimeError, asyncio.TimeoutError) as error:
+            except (TimeoutError, OSError, RuntimeError) as error:
                 log.debug("link lost: %s", error)
             except Exception as error:  # HTTP errors of the handshake, bad messages: try again, say why
                 log.info("link refused: %s", error)
@@ -251,7 +251,7 @@ class NodeAgent:
     def _on_worker_message(self, worker: _Worker, message: messages.Message) -> None:
         if isinstance(message, messages.StepDone):
             self._steps.append((0, {**messages.encode(message), "local_rank": worker.local_rank}))
-            if worker.urgent or self._watch is not None and message.step >= self._watch:
+            if worker.urgent or (self._watch is not None and message.step >= self._watch):
                 self._watch = None if self._watch is not None and message.step >= self._watch else self._watch
                 worker.urgent = False
                 self._send_heartbeat()

@@ -42,8 +42,8 @@ class ApiClient:
     def post(self, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
         """POST JSON data, or bytes with headers."""
         raw = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
-        return self._call(urllib.request.Request(self.url + path, data=raw, method="POST",
-                                                 headers={key.replace("_", "-"): value for key, value in headers.items()}))
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        return self._call(urllib.request.Request(self.url + path, data=raw, method="POST", headers=named))
 
     def order(self, **request: Any) -> dict[str, Any]:
         """Have the launcher do something to the cluster's processes."""
@@ -118,7 +118,7 @@ class Follower:
                 link = await websocket_connect(request, max_message_size=64 << 20)
                 while (raw := await link.read_message()) is not None:
                     self._take(json.loads(raw))
-            except (OSError, RuntimeError, asyncio.TimeoutError):
+            except (TimeoutError, OSError, RuntimeError):
                 pass
             except Exception as error:
                 if isinstance(error, asyncio.CancelledError):

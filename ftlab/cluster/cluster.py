@@ -38,7 +38,7 @@ from ftlab.config import ClusterConfig, JobConfig, child_environment
 from ftlab.errors import ClusterClosed, ClusterError, ConfigError, NodeStartTimeout, from_dict
 from ftlab.events import Event
 
-_ECHO = object()
+_ECHO: Any = object()  # the notebook's standard output, as it is when the cluster is made
 
 
 class Injectable(Protocol):
@@ -52,7 +52,7 @@ class Cluster:
     """Nodes, spares and a controller on this machine, for as long as this object lives."""
 
     def __init__(self, nodes: int = 4, spares: int = 1, procs_per_node: int = 1, *, backend: str = "auto",
-                 policy: Callable[..., Any] | None = None, echo: TextIO | None | object = _ECHO,
+                 policy: Callable[..., Any] | None = None, echo: TextIO | None = _ECHO,
                  progress: TextIO | None = None, detached: bool = False, **settings: Any) -> None:
         if backend not in ("auto", "process"):
             raise ConfigError(f"backend {backend!r} is not available", hint="backend='process'")
@@ -65,8 +65,11 @@ class Cluster:
         self._policy, self._echo = policy, sys.stdout if echo is _ECHO else echo
         token = secrets.token_urlsafe(24)
         self._folder = runs.make_folder(self.name)
+        self._launcher: subprocess.Popen[bytes] | None
+        self._owner: Connection | None
         self._launcher, self._owner = self._start_launcher(token, detached)
-        self._finalizer = weakref.finalize(self, _end_launcher, self._launcher, self._owner, self._folder)
+        self._finalizer: Callable[[], Any] | None = weakref.finalize(
+            self, _end_launcher, self._launcher, self._owner, self._folder)
         line = Progress(progress)
         try:
             url = self._await_launcher(line)
@@ -133,6 +136,15 @@ class Cluster:
         path = self._folder / "logs" / f"{node}-{local_rank}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def detach(self) -> None:
+        """Let go of a cluster made with detached=True: it goes on without this process, until `ftlab down`."""
+        self.follower.close()
+        if self._finalizer is not None:
+            weakref.finalize.detach(self._finalizer)  # type: ignore[arg-type]
+        if self._owner is not None:
+            self._owner.close()
+        self._finalizer = self._launcher = self._owner = None
+
     def close(self) -> None:
         """End all processes and remove every trace; may be called twice."""
         if hasattr(self, "follower"):
@@ -172,10 +184,10 @@ class Cluster:
         """Print what the workers printed since the last time, with node and rank in front."""
         output = self.follower.output
         while output:
-            node, (local_rank, rank, text) = output.popleft()
+            node, (_, rank, text) = output.popleft()
             if self._echo is not None:
                 who = f"{node} rank={rank}" if rank >= 0 else node
-                self._echo.write(f"[{who}] {text}\n")  # type: ignore[attr-defined]
+                self._echo.write(f"[{who}] {text}\n")
 
     def last_words(self) -> str:
         """The end of the launcher's log."""
@@ -201,14 +213,15 @@ class Cluster:
         return launcher, mine
 
     def _await_launcher(self, line: Progress) -> str:
+        assert self._owner is not None
         doing = f"starting {self.config.nodes} nodes and {self.config.spares} spares"
         deadline = time.monotonic() + self.config.start_timeout_s
         while time.monotonic() < deadline:
             line.say(doing)
             try:
-                if not self._owner.poll(0.2):  # type: ignore[union-attr]
+                if not self._owner.poll(0.2):
                     continue
-                news = json.loads(self._owner.recv_bytes())  # type: ignore[union-attr]
+                news = json.loads(self._owner.recv_bytes())
             except (EOFError, OSError):
                 raise ClusterError("the launcher died while starting", seen=self.last_words(),
                                    hint="run `ftlab doctor`") from None

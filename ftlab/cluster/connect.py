@@ -15,6 +15,6 @@ def connect(name: str | None = None) -> Cluster:
         return Cluster.connect(chosen[0])
     running = ", ".join(card["cluster"] for card in cards) or "none"
     if not chosen:
-        raise ClusterError("no such cluster is running" if name else "no cluster is running", seen=f"running: {running}",
-                           hint="start one with `ftlab up`")
+        raise ClusterError("no such cluster is running" if name else "no cluster is running",
+                           seen=f"running: {running}", hint="start one with `ftlab up`")
     raise ClusterError("several clusters are running", seen=running, hint="name one of them")

@@ -74,7 +74,7 @@ def is_running(pid: int, cluster: str) -> bool:
     """Whether a process lives and carries the cluster's label."""
     try:
         process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(CLUSTER_LABEL) == cluster
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(CLUSTER_LABEL) == cluster)
     except psutil.Error:
         return False
 

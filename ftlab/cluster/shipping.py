@@ -29,7 +29,8 @@ def ship(train: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str
     return bytes(raw)
 
 
-def _explain(train: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> NotPicklable:
+def _explain(train: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+             error: Exception) -> NotPicklable:
     for name, value in _captured(train, args, kwargs):
         try:
             cloudpickle.dumps(value)

@@ -21,7 +21,7 @@ import cloudpickle
 from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.job import Job
 from ftlab.cluster.runs import labelled
-from ftlab.config import runs_dir
+from ftlab.config import DEFAULT_BUDGETS, runs_dir
 from ftlab.drill import workload
 from ftlab.drill.verdict import compare
 from ftlab.errors import FaultError, FtlabError, UnknownFault
@@ -76,7 +76,7 @@ def run_drills(names: Sequence[str], **plan: Any) -> list[Report]:
     twin: Report | None = None
     for name in names:
         report = run_drill(name, twin=twin, **plan)
-        twin = report.values["twin"]  # type: ignore[index]
+        twin = report.twin
         reports.append(report)
     return reports
 
@@ -92,9 +92,9 @@ def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) ->
     with Cluster(plan.nodes, plan.spares, plan.procs_per_node, echo=plan.echo, **plan.settings) as cluster:
         if twin is None:
             plan.say("training the undisturbed twin")
-            twin = _submit(cluster, plan).result(timeout=_time_limit(plan))
+            twin = submit_workload(cluster, plan).result(timeout=_time_limit(plan))
         plan.say(schedule.describe())
-        job = _submit(cluster, plan)
+        job = submit_workload(cluster, plan)
         pending = [cluster.inject(fault) for fault in schedule.faults]
         values, error = _result(job, plan)
         not_fired = _not_fired(pending)
@@ -106,7 +106,7 @@ def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) ->
              "error": error.to_dict() if error else None}
     facts["failed_expectations"] = _check(name, facts, not_fired, returned, schedule.faults)
     facts["held"] = not facts["failed_expectations"]
-    return Report(facts, events, {**report.values, "twin": twin})  # type: ignore[dict-item]
+    return Report(facts, events, report.values, twin)
 
 
 def _result(job: Job, plan: DrillPlan) -> tuple[dict[int, Any], FtlabError | None]:
@@ -116,10 +116,10 @@ def _result(job: Job, plan: DrillPlan) -> tuple[dict[int, Any], FtlabError | Non
         return {}, error
 
 
-def _submit(cluster: Cluster, plan: DrillPlan) -> Job:
-    generous = {cause: 100 for cause in ("node", "crash", "stall", "link")}
-    return cluster.submit(workload.train_network, steps=plan.steps, step_s=plan.step_s, record_samples=True, exact=plan.exact,
-                          budgets=generous)
+def submit_workload(cluster: Cluster, plan: DrillPlan) -> Job:
+    """Start the job that drills and benches train, with budgets that do not end it."""
+    return cluster.submit(workload.train_network, steps=plan.steps, step_s=plan.step_s, exact=plan.exact,
+                          record_samples=True, budgets=dict.fromkeys(DEFAULT_BUDGETS, 100))
 
 
 def _time_limit(plan: DrillPlan) -> float:

@@ -108,7 +108,7 @@ def _register_backend() -> None:
 
 
 def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    options = dist.ProcessGroupGloo._Options()
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     options._threads = 2
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=_address)]

@@ -16,7 +16,8 @@ _SMALL = 1 << 20  # tensors below this many bytes travel together
 
 def plan_transfers(holders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
     """(sender, receiver) pairs in order; a receiver may send once it has received."""
-    able, waiting, pairs = list(holders), list(receivers), []
+    able, waiting = list(holders), list(receivers)
+    pairs: list[tuple[int, int]] = []
     while waiting:
         batch, waiting = waiting[:len(able)], waiting[len(able):]
         pairs += zip(able, batch, strict=False)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ftlab.faults.catalogue import Fault
 
 _FIND_WORKER_S = 5.0
+_STEP_OR_JOB = ("step.committed", "job.submitted", "job.finished")  # steps of an earlier job do not count
 
 
 class Hands(Protocol):
@@ -156,7 +157,7 @@ def _worker_pid(fault: Fault, hands: Hands) -> int:
 def _wait_for_step(step: int, hands: Hands) -> None:
     hands.expect_step(step)
     while True:
-        last = next((event for event in reversed(hands.events) if event.kind in ("step.committed", "job.finished")), None)
+        last = next((event for event in reversed(hands.events) if event.kind in _STEP_OR_JOB), None)
         if last is not None and last.kind == "step.committed" and (last.step or 0) >= step:
             return
         if not hands.running:

@@ -17,21 +17,22 @@ class Exporter:
     """The metrics of one cluster, in a registry of its own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        make = {"registry": self.registry}
-        self.steps = Counter("ftlab_steps_total", "Committed steps.", **make)
-        self.world = Gauge("ftlab_world_size", "Ranks in the present generation.", **make)
-        self.generation = Gauge("ftlab_generation", "Number of the present membership.", **make)
-        self.nodes = Gauge("ftlab_nodes", "Nodes that live, spares included.", **make)
-        self.loss = Gauge("ftlab_loss", "Mean loss of the last committed step.", **make)
-        self.detections = Counter("ftlab_detections_total", "Failures noticed, by cause.", ["cause"], **make)
-        self.recoveries = Counter("ftlab_recoveries_total", "Recoveries that led to a committed step.", ["cause"], **make)
+        self.registry = registry = CollectorRegistry()
+        self.steps = Counter("ftlab_steps_total", "Committed steps.", registry=registry)
+        self.world = Gauge("ftlab_world_size", "Ranks in the present generation.", registry=registry)
+        self.generation = Gauge("ftlab_generation", "Number of the present membership.", registry=registry)
+        self.nodes = Gauge("ftlab_nodes", "Nodes that live, spares included.", registry=registry)
+        self.loss = Gauge("ftlab_loss", "Mean loss of the last committed step.", registry=registry)
+        self.detections = Counter("ftlab_detections_total", "Failures noticed, by cause.", ["cause"], registry=registry)
+        self.recoveries = Counter("ftlab_recoveries_total", "Recoveries that led to a step.", ["cause"],
+                                  registry=registry)
         self.recovery = Histogram("ftlab_recovery_seconds", "Verdict to the first step in the restored world.",
-                                  ["cause"], buckets=_SECONDS, **make)
+                                  ["cause"], buckets=_SECONDS, registry=registry)
         self.phase = Histogram("ftlab_recovery_phase_seconds", "Duration of each step of a recovery.", ["phase"],
-                               buckets=_SECONDS, **make)
-        self.faults = Counter("ftlab_faults_injected_total", "Faults injected, by kind.", ["fault"], **make)
-        self.refused = Counter("ftlab_messages_refused_total", "Messages refused: stale, garbage or too large.", **make)
+                               buckets=_SECONDS, registry=registry)
+        self.faults = Counter("ftlab_faults_injected_total", "Faults injected, by kind.", ["fault"], registry=registry)
+        self.refused = Counter("ftlab_messages_refused_total", "Messages refused: stale, garbage or too large.",
+                               registry=registry)
         self._alive: set[str] = set()
 
     def observe(self, event: Event) -> None:

@@ -399,20 +399,19 @@ class Controller:
         try:
             action = job.policy(snapshot, job.budgets())
         except Exception as error:
-            return self._abort(job, BadPolicy(f"the policy raised {type(error).__name__}: {error}"))
+            self._end(job, FAILED, BadPolicy(f"the policy raised {type(error).__name__}: {error}"))
+            return None
         if not isinstance(action, acts.Action):
-            return self._abort(job, BadPolicy(f"the policy returned {action!r}, which is no Action",
-                                              hint="return one of ftlab.recovery.policy's actions, e.g. Continue()"))
+            self._end(job, FAILED, BadPolicy(f"the policy returned {action!r}, which is no Action",
+                                             hint="return one of ftlab.recovery.policy's actions, e.g. Continue()"))
+            return None
         self.log.record("action.decided", generation=job.generation, action=type(action).__name__,
                         detail={key: str(value) for key, value in vars(action).items() if value})
         return action
 
-    def _abort(self, job: Job, error: FtlabError) -> None:
-        self._end(job, FAILED, error)
-
     def _act(self, job: Job, action: acts.Action) -> None:
         if isinstance(action, acts.Abort):
-            self._abort(job, self._error(job, action))
+            self._end(job, FAILED, self._error(job, action))
             return
         self._restart_workers(job, action.restart)
         if isinstance(action, acts.Replace):
@@ -485,7 +484,7 @@ class Controller:
         elif now - job.submitted > job.config.start_timeout_s:
             waiting = [f"{node.name}: {'running the set-up' if node.alive else 'dead'}" for node in self.nodes.values()
                        if node.name not in ready]
-            self._abort(job, WaitTimeout(
+            self._end(job, FAILED, WaitTimeout(
                 f"{len(ready)}/{job.wanted} nodes reached their first step after {job.config.start_timeout_s:g} s",
                 seen="; ".join(waiting), hint="is the set-up before ctx.steps slow, or blocked?"))
 
@@ -512,7 +511,7 @@ class Controller:
         body = messages.encode(messages.Join(table=table.to_dict(), store=list(self.store())))
         for node in seated:
             for worker in node.workers.values():
-                worker.place, worker.since = messages.Place.RECOVERING, begin  # the old place says nothing about the new generation
+                worker.place, worker.since = messages.Place.RECOVERING, begin  # the old place is the old world's
             node.send(messages.ToWorkers(job=job.id, body=body))
         job.status = RESTORING
         assert job.recovery is not None

@@ -123,6 +123,7 @@ class Scale:
     right: float
 
     def __call__(self, at: float) -> float:
+        """Where a moment lies."""
         share = (at - self.begin) / max(self.end - self.begin, 1e-9)
         return self.left + min(max(share, 0.0), 1.0) * (self.right - self.left)
 
@@ -146,6 +147,7 @@ class Squeezed(Scale):
     room: float
 
     def __call__(self, at: float) -> float:
+        """Where a moment lies."""
         if at < self.cut:
             return Scale(begin=self.begin, end=self.cut, left=self.left, right=self.left + self.room)(at)
         return self._after()(at)

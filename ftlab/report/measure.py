@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from ftlab.events import Event
@@ -37,7 +38,7 @@ def goodput(events: Sequence[Event]) -> float | None:
     steps = _of(events, "step.committed")
     if len(steps) < 3:
         return None
-    gaps = [later.at - sooner.at for sooner, later in zip(steps, steps[1:], strict=False) if later.at > sooner.at]
+    gaps = [later.at - sooner.at for sooner, later in pairwise(steps) if later.at > sooner.at]
     total = steps[-1].at - steps[0].at
     return round(min(1.0, statistics.median(gaps) * (len(steps) - 1) / total), 4) if total > 0 and gaps else None
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ftlab.events import Event
 from ftlab.report.canvas import FONT, duration
 from ftlab.report.picture import timeline_svg, waterfall_svg
 from ftlab.report.story import Fault, Recovery, Story, read_story
-from ftlab.events import Event
 
 
 def report_fragment(report: Mapping[str, Any], events: Sequence[Event]) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ftlab.events import Event
 from ftlab.report.canvas import FAINT, INK, INSET, SOFT, Scale, document, duration, glyph, line, text, text_width
 from ftlab.report.panel import GUTTER, Panel
 from ftlab.report.story import Fault, Story, read_story
 from ftlab.report.waterfall import waterfall_svg
-from ftlab.events import Event
 
 __all__ = ["timeline_svg", "waterfall_svg"]
 

@@ -20,6 +20,7 @@ class Report:
     facts: dict[str, Any]
     events: Sequence[Event] = field(repr=False)
     values: dict[int, Any] = field(default_factory=dict, repr=False)  # what the train function returned, by rank
+    twin: Report | None = field(default=None, repr=False)  # the undisturbed run it was compared with
 
     @staticmethod
     def of(name: str, events: Sequence[Event], *, config: dict[str, Any], values: dict[int, Any] | None = None,

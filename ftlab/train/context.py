@@ -26,9 +26,9 @@ from ftlab.elastic.reduce import FlatGradients, sum_in_shard_order, sum_over_ran
 from ftlab.elastic.sampler import GlobalSampler, Piece, Seating
 from ftlab.elastic.seeding import seed_step
 from ftlab.errors import ConfigError
+from ftlab.messages import Place
 from ftlab.train.ddp import ElasticDDP
 from ftlab.train.session import Session
-from ftlab.messages import Place
 from ftlab.train.status import StatusPage
 
 
@@ -103,7 +103,8 @@ class TrainContext:
     def steps(self, total: int) -> Iterator[int]:
         """The numbers of the steps still to do, up to `total`; a step that failed comes again."""
         if not self._state.modules:
-            raise ConfigError("nothing is protected", hint="ctx.protect(model=model, optimizer=optimizer) before the loop")
+            raise ConfigError("nothing is protected",
+                              hint="ctx.protect(model=model, optimizer=optimizer) before the loop")
         self._running = True
         while True:
             self._session.join()

@@ -25,8 +25,8 @@ from ftlab.elastic import transfer
 from ftlab.elastic.group import Group, GroupSevered
 from ftlab.errors import FtlabError, ModelMismatch
 from ftlab.membership import RankTable
-from ftlab.train.link import WorkerLink
 from ftlab.messages import Place
+from ftlab.train.link import WorkerLink
 from ftlab.train.status import StatusPage
 
 
@@ -173,7 +173,7 @@ class Session:
 
     def _synchronise(self) -> None:
         with self._span("strategy"):
-            newest, holders, receivers = self._strategy()
+            holders, receivers = self._strategy()
         if self.rank in holders:
             with self._span("rollback_data"):
                 self.state.rollback()
@@ -184,7 +184,7 @@ class Session:
                 self._receive_state(sender)
         self._holds = self.synchronised = True
 
-    def _strategy(self) -> tuple[int, list[int], list[int]]:
+    def _strategy(self) -> tuple[list[int], list[int]]:
         """Who holds the newest committed step, who needs it; the same answer on every rank."""
         signature = self.state.signature()
         mine = torch.tensor([self.state.step if self._holds else -1, zlib.crc32(repr(signature).encode())])
@@ -196,7 +196,7 @@ class Session:
         newest = max(steps)
         holders = [rank for rank, step in enumerate(steps) if step == newest] if newest >= 0 else [0]
         self.source = "live" if newest >= 0 else "initial"
-        return newest, holders, [rank for rank in range(self.world) if rank not in holders]
+        return holders, [rank for rank in range(self.world) if rank not in holders]
 
     def _explain_mismatch(self, signature: list[list[object]]) -> None:
         everyone: list[list[list[object]] | None] = [None] * self.world

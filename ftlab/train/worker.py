@@ -19,10 +19,10 @@ import cloudpickle
 from ftlab import messages
 from ftlab.config import JobConfig
 from ftlab.errors import FtlabError
+from ftlab.messages import Place
 from ftlab.train.context import TrainContext
 from ftlab.train.link import WorkerLink
 from ftlab.train.session import Released, Session
-from ftlab.messages import Place
 from ftlab.train.status import StatusPage
 from ftlab.train.trap import set_trap
 

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bench", "drill", "engines"),
     ("cluster", "faults"),
     ("recovery", "train"),
-    ("checkpoint", "health", "elastic", "metrics"),
+    ("checkpoint", "health", "elastic", "metrics", "report"),
     ("errors", "config", "events", "membership", "messages"),
 )
 TOP, BASE = LAYERS[0], LAYERS[-1]

@@ -14,12 +14,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ftlab.events import Event
 from ftlab.report.canvas import duration, text_width
 from ftlab.report.page import figures, report_fragment, report_page, verdict_badge
 from ftlab.report.picture import close_ups, timeline_svg, waterfall_svg
 from ftlab.report.story import read_story
 from ftlab.report.waterfall import STEPS
-from ftlab.events import Event
 
 SVG = "{http://www.w3.org/2000/svg}"
 

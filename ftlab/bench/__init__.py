@@ -1,0 +1,1 @@
+"""Benches: figures measured side by side in one run."""

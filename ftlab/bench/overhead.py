@@ -1,0 +1,49 @@
+"""What does protection cost when nothing breaks? The time a step spends in ftlab instead of in its own work, and the
+processor time that agents and controller take beside it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import psutil
+
+from ftlab.bench import overhead_loop
+from ftlab.cluster.cluster import Cluster
+
+cloudpickle.register_pickle_by_value(overhead_loop)
+
+
+def bench_overhead(nodes: int = 4, spares: int = 1, steps: int = 500, step_s: float = 0.01,
+                   say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Seconds that `ctx.steps` and `ctx.step` add to a step, and the share of the machine that heartbeats take."""
+    with Cluster(nodes, spares, echo=None) as cluster:
+        say(f"{steps} steps of {step_s * 1000:g} ms on {nodes} nodes")
+        job = cluster.submit(overhead_loop.measure_steps, steps, step_s)
+        job.wait_for_step(steps // 10)
+        begin, before = time.monotonic(), _control_seconds(cluster)
+        job.wait_for_step(steps - 5)
+        busy = (_control_seconds(cluster) - before) / (time.monotonic() - begin)
+        cost = statistics.median(job.result(timeout=300).values.values())
+    return {"bench": "overhead", "nodes": nodes, "spares": spares, "steps": steps, "step_s": step_s,
+            "step_cost_s": round(cost, 7), "step_cost_share": round(cost / step_s, 5),
+            "control_cores": round(busy, 5), "control_share": round(busy / (psutil.cpu_count() or 1), 5)}
+
+
+def overhead_table(result: dict[str, Any]) -> str:
+    """The bench for a terminal."""
+    return (f"ftlab adds {result['step_cost_s'] * 1e6:.0f} µs to a step of {result['step_s'] * 1000:g} ms: "
+            f"{result['step_cost_share']:.2%}\n"
+            f"agents and controller of {result['nodes']} + {result['spares']} nodes take {result['control_share']:.2%} "
+            f"of the machine's processor time")
+
+
+def _control_seconds(cluster: Cluster) -> float:
+    """Processor time of the controller and the agents so far."""
+    started = [event.data["pid"] for event in cluster.events if event.kind == "controller.started"]
+    pids = [node["pid"] for node in cluster.status()["nodes"]] + started[-1:]
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return float(sum(each.user + each.system for each in times))

@@ -1,0 +1,31 @@
+"""`ftlab bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ftlab.bench.overhead import bench_overhead, overhead_table
+from ftlab.bench.recovery import KINDS, bench_recovery, recovery_table
+from ftlab.errors import UnknownFault
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Run a bench and print its figures."""
+    def say(text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+    if arguments.what == "overhead":
+        result = bench_overhead(arguments.nodes, arguments.spares, say=say)
+        table = overhead_table(result)
+    else:
+        kinds = [name for name in arguments.faults.split(",") if name] or list(KINDS)
+        unknown = sorted(set(kinds) - set(KINDS))
+        if unknown:
+            raise UnknownFault(f"cannot bench {', '.join(unknown)}", hint=f"faults are {', '.join(KINDS)}")
+        result = bench_recovery(kinds, arguments.runs, arguments.seed, say=say, nodes=arguments.nodes,
+                                spares=arguments.spares, procs_per_node=arguments.procs_per_node)
+        table = recovery_table(result)
+    sys.stdout.write((json.dumps(result) if arguments.json else table) + "\n")
+    return 0

@@ -1,0 +1,55 @@
+"""`ftlab drill`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ftlab.drill.drill import DRILLS, run_drill, run_random
+from ftlab.report.page import report_page
+from ftlab.report.report import Report, report_table
+
+
+def drill(arguments: argparse.Namespace) -> int:
+    """Run the drills that were asked for; 0 if every expectation held."""
+    names = list(DRILLS) if arguments.name == "all" else [arguments.name]
+    reports: list[Report] = []
+    twin: Report | None = None
+    for name in names:
+        report = _run_one(name, twin, arguments)
+        twin = report.twin
+        reports.append(report)
+        if not arguments.json:
+            sys.stdout.write(f"{report_table(report.facts)}\n\n")
+            sys.stdout.flush()
+    held = all(report.facts["held"] for report in reports)
+    if arguments.report:
+        Path(arguments.report).write_text(report_page([(report.facts, report.events) for report in reports]),
+                                          encoding="utf-8")
+    if arguments.json:
+        facts = [report.facts for report in reports]
+        sys.stdout.write(json.dumps(facts[0] if len(facts) == 1 else {"drills": facts, "held": held}) + "\n")
+    else:
+        _say(f"every expectation held; repeat: {reports[-1].facts['repeat']}" if held else
+             f"NOT everything held; repeat: {next(r.facts['repeat'] for r in reports if not r.facts['held'])}")
+        if arguments.report:
+            _say(f"report: {arguments.report}")
+    return 0 if held else 1
+
+
+def _run_one(name: str, twin: Report | None, arguments: argparse.Namespace) -> Report:
+    plan: dict[str, Any] = {
+        "nodes": arguments.nodes, "spares": arguments.spares, "procs_per_node": arguments.procs_per_node,
+        "steps": arguments.steps, "step_s": arguments.step_ms / 1000, "seed": arguments.seed,
+        "exact": arguments.exact, "say": lambda text: _say(f"[{name}] {text}")}
+    if name == "random":
+        return run_random(faults=arguments.faults, twin=twin, **plan)
+    return run_drill(name, twin=twin, **plan)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,154 @@
+"""The `ftlab` command. For people by default; with `--json` exactly one JSON object on stdout, all else on stderr.
+
+Exit code 0: what was asked happened and every expectation held; 1: it ran and something did not hold; 2: bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ftlab import __version__
+from ftlab.errors import ConfigError, FtlabError, UnknownFault
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the console script."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except KeyboardInterrupt:
+        print("\nftlab: interrupted; everything it started is ended", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+    except FtlabError as error:
+        if getattr(arguments, "json", False):
+            print(json.dumps(error.to_dict()))
+        print(f"ftlab: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError | UnknownFault) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ftlab", description="Break a training cluster on this machine, and watch it heal.",
+        epilog="example: ftlab drill kill --report kill.html", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"ftlab {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_doctor(commands)
+    _add_clusters(commands)
+    _add_drill(commands)
+    _add_bench(commands)
+    demo = _add(commands, "demo", _demo, "a tour of about two minutes", "ftlab demo")
+    demo.add_argument("--quick", action="store_true", help="only the first fault")
+    return parser
+
+
+def _add(commands: Any, name: str, run: Command, text: str, example: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text,
+                                                          epilog=f"example: {example}")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=int, default=4, help="nodes that train (default 4)")
+    parser.add_argument("--spares", type=int, default=1, help="warm nodes that wait for a rank (default 1)")
+    parser.add_argument("--procs-per-node", type=int, default=1, help="workers on each node (default 1)")
+    parser.add_argument("--backend", choices=("auto", "process"), default="auto", help="what a node is (default auto)")
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = _add(commands, "doctor", _doctor, "what this machine can run, and what to do about each gap",
+                  "ftlab doctor --json")
+    doctor.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _add_clusters(commands: Any) -> None:
+    up = _add(commands, "up", _up, "start a cluster that outlives this command", "ftlab up --nodes 4 --spares 1")
+    _add_size(up)
+    up.add_argument("--port", type=int, default=0, help="the controller's port on 127.0.0.1 (default: a free one)")
+    status = _add(commands, "status", _status, "the clusters that are up", "ftlab status")
+    down = _add(commands, "down", _down, "end a cluster that `ftlab up` started", "ftlab down ft-1a2b3c4d")
+    down.add_argument("name", nargs="?", help="its name (not needed if there is only one)")
+    reap = _add(commands, "reap", _reap, "remove what earlier runs left behind, and nothing else", "ftlab reap")
+    for each in (up, status, down, reap):
+        each.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _add_drill(commands: Any) -> None:
+    drill = _add(commands, "drill", _drill, "one experiment: break a cluster, measure, compare with an undisturbed twin",
+                 "ftlab drill kill --seed 3 --json")
+    drill.add_argument("name", metavar="NAME", help="kill, crash, hang, stall, partition, controller, blackout; "
+                       "`random` for a random schedule, `all` for one of each")
+    _add_size(drill)
+    drill.add_argument("--steps", type=int, default=150, help="steps to train (default 150)")
+    drill.add_argument("--step-ms", type=float, default=20.0, help="length of a step (default 20)")
+    drill.add_argument("--seed", type=int, default=0, help="of victims and moments (default 0)")
+    drill.add_argument("--faults", type=int, default=3, help="for random: how many (default 3)")
+    drill.add_argument("--exact", action="store_true", help="identical bits even when the world changes size")
+    drill.add_argument("--report", metavar="FILE.html", help="write the report as one self-contained file")
+    drill.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _add_bench(commands: Any) -> None:
+    bench = _add(commands, "bench", _bench, "measure: recovery (per fault), overhead (when nothing breaks)",
+                 "ftlab bench recovery --runs 5 --json")
+    bench.add_argument("what", choices=("recovery", "overhead"))
+    _add_size(bench)
+    bench.add_argument("--runs", type=int, default=5, help="for recovery: runs per fault (default 5)")
+    bench.add_argument("--faults", default="", help="for recovery: only these, separated by commas")
+    bench.add_argument("--seed", type=int, default=0)
+    bench.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+# The commands import what they need themselves, so that `ftlab --help` answers at once.
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from ftlab.cli.doctor import run
+    return run(arguments)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from ftlab.cli.clusters import up
+    return up(arguments)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from ftlab.cli.clusters import status
+    return status(arguments)
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    from ftlab.cli.clusters import down
+    return down(arguments)
+
+
+def _reap(arguments: argparse.Namespace) -> int:
+    from ftlab.cli.clusters import reap
+    return reap(arguments)
+
+
+def _drill(arguments: argparse.Namespace) -> int:
+    from ftlab.cli.drills import drill
+    return drill(arguments)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from ftlab.cli.benches import bench
+    return bench(arguments)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from ftlab.cli.demo import demo
+    return demo(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
