@@ -57,6 +57,7 @@ class ClusterConfig(_Checked):
     outside_limit_s: float = 60.0  # the same limit for work between two steps
     first_step_limit_s: float = 300.0  # the same limit before the step time is known
     start_timeout_s: float = 60.0  # for all nodes to come up
+    restore_limit_s: float = 120.0  # from new seats to the first step; then the group is built again
     reclaim_s: float = 10.0  # a DEAD node that has not come back by then is removed
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ def _break(cluster: Cluster, kind: str, twin: Report) -> bool:
     back = "no stop at all" if kind == "controller" else f"training again after {(report.stall_s or 0) * 1000:.0f} ms"
     _say(f"  {detected}{back}, {report.steps_lost} steps lost, "
          f"end state {'identical, bit by bit' if same else 'DIFFERENT'}")
-    return same
+    return bool(same)
 
 
 def _say(text: str) -> None:

@@ -82,8 +82,8 @@ def _add_clusters(commands: Any) -> None:
 
 
 def _add_drill(commands: Any) -> None:
-    drill = _add(commands, "drill", _drill, "one experiment: break a cluster, measure, compare with an undisturbed twin",
-                 "ftlab drill kill --seed 3 --json")
+    drill = _add(commands, "drill", _drill, "one experiment: break a cluster, measure, compare with an undisturbed "
+                 "twin", "ftlab drill kill --seed 3 --json")
     drill.add_argument("name", metavar="NAME", help="kill, crash, hang, stall, partition, controller, blackout; "
                        "`random` for a random schedule, `all` for one of each")
     _add_size(drill)

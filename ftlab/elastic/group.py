@@ -16,7 +16,9 @@ import os
 import select
 import socket
 import stat
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any
 
@@ -26,10 +28,11 @@ import torch.distributed as dist
 from ftlab.membership import RankTable
 
 BACKEND = "ftlab_gloo"
+CONNECT_TIMEOUT = timedelta(minutes=5)  # for all members to connect, and for one send or receive
 TIMEOUT = timedelta(hours=2)  # the controller ends a wait long before; this is for a world without one
 _FDS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 _HANGUP = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
-_address = "127.0.0.1"  # where this process's groups listen; set by `connect`
+_built: Any = None  # the group that torch is to register next; set by `connect`
 
 
 class GroupSevered(RuntimeError):
@@ -54,15 +57,31 @@ class Group:
 
     def connect(self) -> None:
         """Build the group with all members of the table; blocks until all are there or the group is severed."""
-        global _address
+        global _built
         _register_backend()
-        self._check()
-        _address = self.table.seats[self.rank].address
-        backend = f"cpu:{BACKEND},cuda:nccl" if torch.cuda.is_available() else BACKEND
         prefix = dist.PrefixStore(f"generation-{self.table.generation}", self._store)
+        _built = self._build_gloo(prefix)
+        backend = f"cpu:{BACKEND},cuda:nccl" if torch.cuda.is_available() else BACKEND
         dist.init_process_group(backend, store=prefix, rank=self.rank, world_size=self.table.world, timeout=TIMEOUT)
         self._own = {(fd, inode) for fd, inode, _ in _tcp_sockets()} - self._before
         self._check()
+
+    def _build_gloo(self, store: Any) -> Any:
+        """The connected gloo group. It is built by a thread of its own: gloo may wait for a peer that will never call,
+        on no socket that could be cut, so a severed attempt is left behind and ends by its own timeout."""
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = CONNECT_TIMEOUT
+        options._threads = 2
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.table.seats[self.rank].address)]
+        outcome: Future[Any] = Future()
+        threading.Thread(target=_build, args=(outcome, store, self.rank, self.table.world, options),
+                         name="ftlab-connect", daemon=True).start()
+        while not (self.severed or outcome.done()):
+            wait([outcome], timeout=0.005)
+        self._check()
+        group = outcome.result()
+        group._set_default_timeout(TIMEOUT)
+        return group
 
     def sever(self) -> None:
         """Cut the group's connections, from any thread; repeat it until the training thread has noticed."""
@@ -104,15 +123,21 @@ class Group:
 
 def _register_backend() -> None:
     if BACKEND.upper() not in dir(dist.Backend):
-        dist.Backend.register_backend(BACKEND, _make_gloo, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _hand_over, devices=["cpu"])
 
 
-def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timeout
-    options._threads = 2
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=_address)]
-    return dist.ProcessGroupGloo(store, rank, size, options)
+def _hand_over(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """What torch calls to make a group of our backend: it is already there."""
+    global _built
+    group, _built = _built, None
+    return group
+
+
+def _build(outcome: Future[Any], store: Any, rank: int, size: int, options: Any) -> None:
+    try:
+        outcome.set_result(dist.ProcessGroupGloo(store, rank, size, options))
+    except Exception as error:
+        outcome.set_exception(error)
 
 
 def _tcp_sockets() -> Iterator[tuple[int, int, socket.socket]]:

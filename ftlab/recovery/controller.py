@@ -549,8 +549,9 @@ class Controller:
         job = self.job
         if job is None or job.status not in (RUNNING, RESTORING, RECOVERING):
             return
-        seen = [sighting for name in job.plan if name in self.nodes and self.nodes[name].alive
-                for sighting in self.nodes[name].sightings()]
+        fresh = [node for name in job.plan if (node := self.nodes.get(name)) and node.joined
+                 and node.verdict == Verdict.ALIVE]  # what a silent node said last proves nothing
+        seen = [sighting for node in fresh for sighting in node.sightings()]
         limit = self.clock.limit()
         for stalled in find_stalled(seen, now, limit, self.config.outside_limit_s):
             name, local_rank = stalled.who
@@ -563,7 +564,10 @@ class Controller:
             return
         if self._broken_since is not None and now - self._broken_since > self.config.dead_s + _SETTLE_S:
             self._fail(Failure(cause="link", detail="ranks lost each other and no node died"), self._broken_since, now)
-        elif all_waiting(seen, job.generation, now, limit):
+        elif job.recovery and job.recovery.seated and now - job.recovery.seated > self.config.restore_limit_s:
+            self._fail(Failure(cause="link", detail=f"no first step within {self.config.restore_limit_s:g} s"),
+                       job.recovery.seated, now)
+        elif len(fresh) == len(job.plan) and all_waiting(seen, job.generation, now, limit):
             self._fail(Failure(cause="link", detail=f"all ranks wait for one another for over {limit:.1f} s"),
                        now - limit, now)
 
@@ -574,7 +578,8 @@ class Controller:
         if record is None or not job.table or now - record.began < patience:
             return
         over = record.generation if job.status == RESTORING else job.generation + 1
-        stuck = [(node, local_rank, worker) for name in job.plan if (node := self.nodes.get(name)) and node.alive
+        stuck = [(node, local_rank, worker) for name in job.plan if (node := self.nodes.get(name)) and node.joined
+                 and node.verdict == Verdict.ALIVE and node.heard > record.began + patience / 2
                  for local_rank, worker in node.workers.items() if worker.is_stuck_before(over)]
         if len(stuck) >= sum(node.alive for name in job.plan if (node := self.nodes.get(name))):
             return  # all of them: more likely the machine is busy, and somebody must keep the state
