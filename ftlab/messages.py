@@ -57,7 +57,6 @@ class Hello(Message):
 class Heartbeat(Message):
     """The node lives; with the progress of its workers and the step records not yet acknowledged."""
 
-    number: int
     workers: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)  # StepDone of each, with local_rank
     output: list[list[Any]] = field(default_factory=list)  # [local_rank, rank, line]
@@ -87,9 +86,9 @@ class Welcome(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Ack(Message):
-    """Renews the lease; the records up to this heartbeat are in the journal."""
+    """Renews the lease; the steps up to this one are in the journal."""
 
-    number: int
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from ftlab.cluster.cluster import Cluster
-from ftlab.drill.drill import DrillPlan, submit_workload
+from ftlab.drill.drill import DrillPlan, submit_example
 from ftlab.faults import KINDS, Pending, make
 from ftlab.report.report import Report
 
@@ -30,7 +30,7 @@ def demo(arguments: argparse.Namespace) -> int:
          "Each node is a group of real processes with its own address. Starting it (import torch, once) ...")
     with Cluster(nodes=4, spares=1, echo=None) as cluster:
         _say(f"up after {time.monotonic() - begin:.1f} s: {cluster!r}\n\nFirst the undisturbed run, to compare with.")
-        twin = submit_workload(cluster, _PLAN).result(timeout=120)
+        twin = submit_example(cluster, _PLAN).result(timeout=120)
         _say(f"  {twin.steps} steps, final state {twin.digest[:16]}...")
         broken = [kind for kind in list(_STOPS)[:1 if arguments.quick else None]
                   if not _break(cluster, kind, twin)]
@@ -45,7 +45,7 @@ def demo(arguments: argparse.Namespace) -> int:
 def _break(cluster: Cluster, kind: str, twin: Report) -> bool:
     rank = 0 if kind == "kill" else 2  # no rank is special
     _say(f"\n{kind}: {KINDS[kind]}\n  {_STOPS[kind]}")
-    job = submit_workload(cluster, _PLAN)
+    job = submit_example(cluster, _PLAN)
     heal = 1.0 if kind in ("hang", "partition") else None
     pending = cluster.inject(make(kind, f"rank-{rank}", at_step=40, heal_after=heal))
     report = job.result(timeout=120)

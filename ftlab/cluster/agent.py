@@ -18,7 +18,6 @@ import uuid
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,6 +36,7 @@ from ftlab.train.worker import WorkerSpec
 
 log = logging.getLogger(__name__)
 _RETRY_S = 0.05
+_MAX_STEPS = 500  # step records in one heartbeat
 _MAX_OUTPUT_LINES = 1000  # kept while the controller is away
 
 
@@ -78,8 +78,7 @@ class NodeAgent:
         self._link: WebSocketClientConnection | None = None
         self._heartbeat_s, self._lease_s = 0.1, 5.0
         self._heard = time.monotonic()
-        self._numbers = count(1)
-        self._steps: list[tuple[int, dict[str, Any]]] = []  # (first heartbeat that carried it, record)
+        self._steps: list[dict[str, Any]] = []  # not yet in the controller's journal
         self._output: list[list[Any]] = []
         self._outbox: list[messages.FromWorker] = []
         self._watch: int | None = None
@@ -143,7 +142,7 @@ class NodeAgent:
                     self._start_over()
                 self._flush()
             case messages.Ack():
-                self._steps = [(first, record) for first, record in self._steps if not 0 < first <= message.number]
+                self._steps = [record for record in self._steps if record["step"] > message.step]
             case messages.RunJob():
                 await self._run_job(message)
             case messages.EndJob():
@@ -165,17 +164,13 @@ class NodeAgent:
             await asyncio.sleep(self._heartbeat_s)
 
     def _send_heartbeat(self) -> None:
-        number = next(self._numbers)
-        steps = [(first or number, record) for first, record in self._steps]
-        sent = self._send(messages.Heartbeat(
-            number=number, workers=[worker.to_dict() for worker in self._progress()],
-            steps=[record for _, record in steps], output=self._output[:200]))
+        sent = self._send(messages.Heartbeat(workers=[worker.to_dict() for worker in self._progress()],
+                                             steps=self._steps[:_MAX_STEPS], output=self._output[:200]))
         if sent:
-            self._steps, self._output = steps, self._output[200:]
+            del self._output[:200]
 
     def _flush(self) -> None:
         """Send what waited for a link."""
-        self._steps = [(0, record) for _, record in self._steps]
         waiting, self._outbox = self._outbox, []
         for message in waiting:
             self._pass_on(message)
@@ -201,6 +196,7 @@ class NodeAgent:
         response = await AsyncHTTPClient(max_body_size=MAX_CODE_BYTES).fetch(request)
         if message.local_ranks is None:
             self._end_workers()
+            self._steps, self._outbox = [], []
         self._job = message.job
         for local_rank in message.local_ranks if message.local_ranks is not None else range(len(self.pages)):
             self._end_worker(local_rank)
@@ -250,7 +246,7 @@ class NodeAgent:
 
     def _on_worker_message(self, worker: _Worker, message: messages.Message) -> None:
         if isinstance(message, messages.StepDone):
-            self._steps.append((0, {**messages.encode(message), "local_rank": worker.local_rank}))
+            self._steps.append({**messages.encode(message), "local_rank": worker.local_rank})
             if worker.urgent or (self._watch is not None and message.step >= self._watch):
                 self._watch = None if self._watch is not None and message.step >= self._watch else self._watch
                 worker.urgent = False

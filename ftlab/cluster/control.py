@@ -48,7 +48,7 @@ class _ControlProcess:
         restored = restore(controller, server.policy_of)
         if not restored:
             for number in range(self.config.nodes + self.config.spares):
-                controller.expect_node(f"node-{number}")
+                controller.roster.expect(f"node-{number}")
         log.record("controller.started", restored=restored, pid=os.getpid(), config=self.config.to_dict())
         self._open_store()
         loop.add_reader(self.launcher.fileno(), self._on_launcher, controller)
@@ -73,7 +73,7 @@ class _ControlProcess:
                 if "exited" in news:
                     controller.node_exited(news["exited"], news["how"])
                 if "alive" in news:
-                    for name in set(controller.nodes) - set(news["alive"]):
+                    for name in set(controller.roster.nodes) - set(news["alive"]):
                         controller.node_exited(name, "ended while the controller was away")
         except (EOFError, OSError):
             self._over.set()

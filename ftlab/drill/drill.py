@@ -16,17 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-import cloudpickle
-
 from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.job import Job
 from ftlab.cluster.runs import labelled
 from ftlab.config import DEFAULT_BUDGETS, runs_dir
-from ftlab.drill import workload
 from ftlab.drill.verdict import compare
 from ftlab.errors import FaultError, FtlabError, UnknownFault
 from ftlab.faults import Fault, Pending, Schedule, make, random_schedule
 from ftlab.report.report import Report
+from ftlab.train.example import train_network
 
 DRILLS: dict[str, str] = {
     "kill": "a whole node is killed",
@@ -40,7 +38,6 @@ DRILLS: dict[str, str] = {
 _HEAL_S = 1.5
 _NO_RECOVERY = ("controller",)  # training never stops
 _SETTLE_S = 5.0
-cloudpickle.register_pickle_by_value(workload)  # as from a notebook: workers need not import this package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +89,9 @@ def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) ->
     with Cluster(plan.nodes, plan.spares, plan.procs_per_node, echo=plan.echo, **plan.settings) as cluster:
         if twin is None:
             plan.say("training the undisturbed twin")
-            twin = submit_workload(cluster, plan).result(timeout=_time_limit(plan))
+            twin = submit_example(cluster, plan).result(timeout=_time_limit(plan))
         plan.say(schedule.describe())
-        job = submit_workload(cluster, plan)
+        job = submit_example(cluster, plan)
         pending = [cluster.inject(fault) for fault in schedule.faults]
         values, error = _result(job, plan)
         not_fired = _not_fired(pending)
@@ -116,9 +113,9 @@ def _result(job: Job, plan: DrillPlan) -> tuple[dict[int, Any], FtlabError | Non
         return {}, error
 
 
-def submit_workload(cluster: Cluster, plan: DrillPlan) -> Job:
+def submit_example(cluster: Cluster, plan: DrillPlan) -> Job:
     """Start the job that drills and benches train, with budgets that do not end it."""
-    return cluster.submit(workload.train_network, steps=plan.steps, step_s=plan.step_s, exact=plan.exact,
+    return cluster.submit(train_network, steps=plan.steps, step_s=plan.step_s, exact=plan.exact,
                           record_samples=True, budgets=dict.fromkeys(DEFAULT_BUDGETS, 100))
 
 

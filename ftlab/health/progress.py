@@ -38,7 +38,6 @@ class Limits:
 
     floor_s: float
     factor: float
-    outside_s: float
     first_step_s: float
 
 

@@ -54,6 +54,11 @@ class Job:
         return self.status in (FINISHED, FAILED)
 
     @property
+    def training(self) -> bool:
+        """Whether its seats are taken."""
+        return self.status in (RUNNING, RESTORING)
+
+    @property
     def generation(self) -> int:
         """The generation of its present seats."""
         return self.table.generation if self.table else 0
@@ -62,6 +67,14 @@ class Job:
     def minimum(self) -> int:
         """The fewest nodes it accepts."""
         return self.config.min_nodes or self.wanted
+
+    def note(self, failure: Failure) -> None:
+        """Keep a failure: to be decided on, and for the history."""
+        self.failures.append(failure)
+        self.history.append({"cause": failure.cause, "node": failure.node, "detail": failure.detail,
+                             "step": self.ledger.step, "generation": self.generation})
+        if failure.local_rank is not None:
+            self.repeats[failure.node] = self.repeats.get(failure.node, 0) + 1
 
     def budgets(self) -> dict[str, int]:
         """Recoveries left per cause; a cause that has stayed away for long enough has its full budget again."""

@@ -22,7 +22,7 @@ def restore(controller: Controller, load_policy: Callable[[str], Policy]) -> boo
     for event in events:
         _replay(controller, event, load_policy)
     now = time.monotonic()
-    for node in controller.nodes.values():
+    for node in controller.roster.nodes.values():
         node.heard = node.started = now + GRACE_S
     job = controller.job
     if job is not None and not job.over:
@@ -34,16 +34,17 @@ def _replay(controller: Controller, event: Event, load_policy: Callable[[str], P
     data, job = event.data, controller.job
     match event.kind:
         case "node.requested":
-            controller.expect_node(event.source)
+            controller.roster.expect(event.source)
         case "node.joined":
-            node = controller.nodes.get(event.source) or controller.expect_node(event.source)
+            node = controller.roster.get(event.source) or controller.roster.expect(event.source)
             node.instance, node.address, node.pid = data["instance"], data["address"], data["pid"]
             node.verdict = Verdict.ALIVE
         case "node.died":
-            if event.source in controller.nodes:
-                controller.nodes[event.source].verdict = Verdict.DEAD
+            dead = controller.roster.get(event.source)
+            if dead is not None:
+                dead.verdict = Verdict.DEAD
         case "node.reclaimed":
-            controller.nodes.pop(event.source, None)
+            controller.roster.nodes.pop(event.source, None)
         case "job.submitted":
             controller.job = controller.jobs[data["job"]] = Job(
                 id=data["job"], name=data["name"], config=JobConfig.from_dict(data["config"]), wanted=data["wanted"],
@@ -54,9 +55,9 @@ def _replay(controller: Controller, event: Event, load_policy: Callable[[str], P
             job.plan, controller.generation = list(job.table.nodes), job.table.generation
         case "step.committed" if job and event.step is not None:
             job.ledger.step = event.step
-            controller.clock.tick(event.at)
+            controller.watch.clock.tick(event.at)
         case "recovery.started" if job:
-            controller.clock.pause()
+            controller.watch.clock.pause()
             if data["cause"] != "grow":
                 job.spend(data["cause"])
         case "job.finished" if job:

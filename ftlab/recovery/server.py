@@ -264,13 +264,12 @@ class _NodeLink(_Socket):
                 return
             if not isinstance(message, messages.Hello):
                 raise BadMessage("the first message on a node link must be Hello")
-            refusal = controller.node_hello(message, self._link, self._drop)
-            if refusal:
-                raise BadMessage(refusal)
+            controller.node_hello(message, self._link, self._drop)
             self.node = message.node
-        except FtlabError as error:
+        except (FtlabError, KeyError, TypeError, ValueError) as error:  # garbage in the message, or inside of it
+            log.info("message refused", exc_info=True)
             controller.log.record("message.refused", node=self.node, reason=str(error)[:300])
-            self.close(1002, error.message[:100])
+            self.close(1002, str(error)[:100])
 
     def _link(self, message: messages.Message) -> None:
         self.push(messages.dumps(message))

@@ -88,12 +88,20 @@ class NodeView:
     def number(self) -> int:
         """The number in its name; the order in which nodes get seats."""
         tail = self.name.rsplit("-", 1)[-1]
-        return int(tail) if tail.isdigit() else 1 << 30
+        return int(tail) if tail.isdigit() else 0
 
     def ready(self, job: str, procs: int) -> bool:
         """Whether all its workers can take a seat in a job."""
         return self.alive and self.link is not None and self.job == job and len(self.workers) >= procs and \
             all(worker.ready for worker in self.workers.values())
+
+    def take_progress(self, reports: list[dict[str, Any]]) -> None:
+        """Take over what a heartbeat says of its workers; those of another job are on their way out."""
+        for report in reports:
+            if report.get("job") == self.job:
+                view = self.workers.setdefault(int(report["local_rank"]), WorkerView())
+                if view.is_about(int(report["pid"])):
+                    view.update(report)
 
     def send(self, message: messages.Message) -> None:
         """Send if there is a link; a node without one learns what it missed when it comes back."""

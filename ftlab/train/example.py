@@ -1,6 +1,7 @@
-"""What drills train: a small network on made-up data, with steps of a chosen length.
+"""A train function to practise on: a small network on made-up data, with steps of a chosen length.
 
-It has dropout and BatchNorm on purpose: random numbers and buffers are where recoveries usually lose bits.
+Drills and benches train it. It has dropout and BatchNorm on purpose: random numbers and buffers are where recoveries
+usually lose bits.
 """
 
 from __future__ import annotations

@@ -1,0 +1,105 @@
+"""What workers say, written into the job: their steps, their recoveries, their ends.
+
+Everything is checked against the rank tables: a step from a generation in which the sender has no seat is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ftlab import messages
+from ftlab.errors import from_dict
+from ftlab.events import EventLog
+from ftlab.recovery.job import Job
+from ftlab.recovery.policy import Failure
+from ftlab.recovery.views import NodeView, WorkerView
+from ftlab.recovery.watch import ProgressWatch
+
+
+class Hearing:
+    """Takes in workers' messages; `on_failure` is told of workers that are gone."""
+
+    def __init__(self, log: EventLog, watch: ProgressWatch,
+                 on_failure: Callable[[Failure, float, float], None]) -> None:
+        self.log, self.watch, self.on_failure = log, watch, on_failure
+
+    def steps(self, job: Job, node: NodeView, records: list[dict[str, Any]]) -> None:
+        """Step records of one node."""
+        for record in records:
+            table = job.tables.get(int(record["generation"]))
+            rank = table.rank_of(node.name, int(record["local_rank"])) if table else None
+            if table is None or rank is None:
+                self.log.record("message.refused", node=node.name, generation=record["generation"],
+                                step=record["step"], reason="a step from a generation this node has no seat in")
+                continue
+            if record["generation"] == job.generation:
+                job.moved.add(rank)
+            for entry in job.ledger.add(rank, table.world, record):
+                self.log.record("step.committed", at=entry.at, generation=entry.generation, step=entry.step,
+                                **entry.facts())
+                if len(entry.digests) > 1:
+                    self.log.record("samples.disagreed", generation=entry.generation, step=entry.step)
+                self.watch.clock.tick(entry.at)
+
+    def worker(self, job: Job, node: NodeView, wrapper: messages.FromWorker) -> None:
+        """One worker's message."""
+        view = node.workers.setdefault(wrapper.local_rank, WorkerView())
+        if not view.is_about(wrapper.pid):
+            return  # a worker that was already replaced
+        view.pid = wrapper.pid
+        message = messages.decode(wrapper.body)
+        match message:
+            case messages.Parked():
+                view.parked = True
+                self.log.record("worker.parked", source=node.name, seconds=round(message.seconds, 4), pid=view.pid)
+            case messages.Stopped():
+                self._stopped(job, node, message)
+            case messages.Spans():
+                self._spans(job, f"{node.name} rank={view.rank}", message)
+            case messages.Finished():
+                self._finished(job, node, wrapper.local_rank, message)
+            case messages.Failed():
+                self._failed(job, node, wrapper.local_rank, view, message)
+
+    def _stopped(self, job: Job, node: NodeView, message: messages.Stopped) -> None:
+        self.log.record("worker.stopped", source=node.name, generation=message.generation, step=message.step,
+                        at=message.at, reason=message.reason)
+        record = job.recovery
+        if record and node.name in record.awaiting_stop:
+            record.awaiting_stop.discard(node.name)
+            if not record.awaiting_stop:
+                record.span("terminate", record.began, max(message.at, record.began))
+        if message.generation == job.generation and job.training:
+            self.watch.group_broke(time.monotonic())
+
+    def _spans(self, job: Job, who: str, message: messages.Spans) -> None:
+        record = job.recovery
+        if record and message.generation == record.generation:
+            for name, begin, end in message.spans:
+                record.span(name, begin, end, who)
+            record.source = message.source or record.source
+
+    def _finished(self, job: Job, node: NodeView, local_rank: int, message: messages.Finished) -> None:
+        rank = job.table.rank_of(node.name, local_rank) if job.table else None
+        if rank is None or message.generation != job.generation:
+            return
+        job.moved.add(rank)
+        job.finished[rank] = {"node": node.name, "digest": message.digest, "result": message.result,
+                              "error": message.error, "step": message.step}
+        self.log.record("worker.finished", source=node.name, rank=rank, generation=message.generation,
+                        step=message.step, digest=message.digest)
+
+    def _failed(self, job: Job, node: NodeView, local_rank: int, view: WorkerView, message: messages.Failed) -> None:
+        view.failed = True
+        now = time.monotonic()
+        self.log.record("worker.failed", source=node.name, rank=view.rank if view.rank >= 0 else None,
+                        generation=message.generation, step=message.step, cause=message.cause,
+                        detail=message.detail, pid=view.pid)
+        if message.traceback:
+            job.tracebacks.append(message.traceback)
+        if message.fatal and job.fatal is None:
+            job.fatal = from_dict(message.fatal)
+        self.on_failure(Failure(cause=message.cause, node=node.name, local_rank=local_rank, detail=message.detail,
+                                fatal=message.fatal is not None), now, now)

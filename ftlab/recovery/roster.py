@@ -1,0 +1,151 @@
+"""The roster: which nodes there are, what is held of them, and how they come and go.
+
+A node is let in by Hello. It is DEAD when whoever started it saw it end, or when it has been silent for too long; from
+then on it is fenced: its link is closed, and when it comes back it must start over as a new node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ftlab import messages
+from ftlab.config import ClusterConfig
+from ftlab.events import EventLog
+from ftlab.health.heartbeat import FixedTimeout
+from ftlab.membership import Verdict
+from ftlab.recovery.views import NodeView
+
+OnDeath = Callable[[NodeView, str, float, float], None]  # node, reason, time of the evidence, time of the verdict
+
+
+class Provider(Protocol):
+    """Where nodes come from."""
+
+    def start_node(self, name: str) -> None:
+        """Ask for a new node; it will say hello."""
+
+    def remove_node(self, name: str) -> None:
+        """Get rid of a node for good."""
+
+
+class Roster:
+    """All nodes of a cluster."""
+
+    def __init__(self, config: ClusterConfig, log: EventLog, provider: Provider,
+                 later: Callable[[float, Callable[[], None]], Any], on_death: OnDeath) -> None:
+        self.config, self.log, self.provider, self.later, self.on_death = config, log, provider, later, on_death
+        self.nodes: dict[str, NodeView] = {}
+        self.detector = FixedTimeout(suspect_s=config.suspect_s, dead_s=config.dead_s)
+        self._next_number = 0
+
+    def get(self, name: str) -> NodeView | None:
+        """A node by its name."""
+        return self.nodes.get(name)
+
+    def alive(self) -> list[NodeView]:
+        """The nodes that can be counted on, in the order of their numbers."""
+        return sorted((node for node in self.nodes.values() if node.alive), key=lambda node: node.number)
+
+    def seated(self, plan: list[str]) -> list[NodeView]:
+        """The planned nodes that can be counted on, in the order of the plan."""
+        return [node for name in plan if (node := self.nodes.get(name)) is not None and node.alive]
+
+    def expect(self, name: str) -> NodeView:
+        """A node that was asked for and has not said hello yet."""
+        now = time.monotonic()
+        node = self.nodes[name] = NodeView(name, started=now, heard=now)
+        self._next_number = max(self._next_number, node.number + 1)
+        return node
+
+    def start(self) -> str:
+        """Ask for a new node; its name."""
+        name = f"node-{self._next_number}"
+        self.expect(name)
+        self.log.record("node.requested", source=name)
+        self.provider.start_node(name)
+        return name
+
+    def hello(self, hello: messages.Hello, link: Callable[[messages.Message], None],
+              drop_link: Callable[[str], None], generation: int) -> tuple[NodeView, bool] | str:
+        """Let a node in: its view, and whether it is new here; or why it is refused."""
+        node = self.nodes.get(hello.node) or self.expect(hello.node)
+        if node.alive and node.instance != hello.instance and node.link is not None:
+            return f"{hello.node} is already linked by another process"
+        returning = node.instance == hello.instance
+        fresh = not returning or node.verdict == Verdict.DEAD
+        if returning and fresh:
+            self.log.record("node.fenced", source=node.name, generation=generation,
+                            reason="it was declared dead: it starts over as a new node",
+                            refused=[worker for worker in hello.workers if worker.get("generation")])
+        node.address, node.pid, node.instance = hello.address, hello.pid, hello.instance
+        node.link, node.drop_link, node.heard, node.verdict = link, drop_link, time.monotonic(), Verdict.ALIVE
+        node.job = "" if fresh else hello.job
+        if fresh:
+            node.workers = {}
+        node.take_progress(hello.workers)
+        node.send(messages.Welcome(fresh=fresh, heartbeat_s=self.config.heartbeat_s, lease_s=self.config.lease_s))
+        return node, fresh
+
+    def heard(self, name: str) -> NodeView:
+        """A node said something: it lives."""
+        node = self.nodes[name]
+        node.heard = time.monotonic()
+        if node.verdict == Verdict.SUSPECT:
+            node.verdict = Verdict.ALIVE
+        return node
+
+    def unlinked(self, name: str, link: object) -> None:
+        """A node's link closed: it may be gone, or only the link; silence will tell."""
+        node = self.nodes.get(name)
+        if node is not None and node.link == link:
+            node.link = node.drop_link = None
+
+    def exited(self, name: str, how: str) -> None:
+        """Whoever started a node saw it end."""
+        node = self.nodes.get(name)
+        if node is None:
+            return
+        if node.verdict != Verdict.DEAD:
+            self._bury(node, how, evidence=time.monotonic())
+        self.nodes.pop(name, None)
+
+    def judge(self, now: float, late: float) -> None:
+        """Look at everybody's silence; `late` is how much longer than planned nobody looked."""
+        for node in list(self.nodes.values()):
+            node.heard += late
+            node.started += late
+            if node.verdict == Verdict.DEAD:
+                continue
+            if not node.joined:
+                if now - node.started > self.config.start_timeout_s:
+                    self._bury(node, f"did not come up in {self.config.start_timeout_s:g} s", evidence=node.started)
+                continue
+            self._judge_silence(node, now - node.heard)
+
+    def _judge_silence(self, node: NodeView, silence: float) -> None:
+        verdict = self.detector.judge(silence)
+        if verdict == Verdict.DEAD:
+            self._bury(node, f"no heartbeat for {silence:.2f} s", evidence=node.heard)
+        elif verdict == Verdict.SUSPECT and node.verdict == Verdict.ALIVE:
+            node.verdict = verdict
+            self.log.record("node.suspected", source=node.name, reason=f"no heartbeat for {silence:.2f} s")
+
+    def _bury(self, node: NodeView, reason: str, evidence: float) -> None:
+        """The verdict DEAD: close the link and fence the node."""
+        node.verdict = Verdict.DEAD
+        if node.drop_link:
+            node.drop_link(f"declared dead: {reason}")
+        node.link = node.drop_link = None
+        node.workers, node.job = {}, ""
+        event = self.log.record("node.died", source=node.name, verdict=str(Verdict.DEAD), reason=reason, cause="node",
+                                evidence=evidence, address=node.address)
+        self.later(self.config.reclaim_s, lambda: self._reclaim(node))
+        self.on_death(node, reason, evidence, event.at)
+
+    def _reclaim(self, node: NodeView) -> None:
+        if self.nodes.get(node.name) is node and node.verdict == Verdict.DEAD:
+            self.nodes.pop(node.name)
+            self.log.record("node.reclaimed", source=node.name)
+            self.provider.remove_node(node.name)
