@@ -264,10 +264,14 @@ class Controller:
         if any(node.link is None for node in members):
             return False
         job.reattaching = False
+        now = time.monotonic()
+        for node in self.roster.alive():  # a worker's end that only the dead controller had heard of
+            for local_rank in set(range(self.config.procs_per_node)) - set(node.workers):
+                self._worker_failed(Failure(cause="crash", node=node.name, local_rank=local_rank,
+                                            detail="it was gone when the controller came back"), now, now)
         workers = [worker for node in members for worker in node.workers.values()]
-        whole = job.table and len(workers) == job.table.world
+        whole = job.table and len(members) == len(job.plan)
         if job.status == RUNNING and not (whole and all(worker.trains_in(job.generation) for worker in workers)):
-            now = time.monotonic()
             detail = "the controller came back while its workers were not training"
             self._fail(job, Failure(cause="link", detail=detail), now, now)
         return True
