@@ -203,6 +203,7 @@ class Join(Message):
 
     table: dict[str, Any]
     store: list[Any]  # host and port of the TCPStore
+    secret: str  # known to the members of this generation only
 
 
 @dataclass(frozen=True, kw_only=True)

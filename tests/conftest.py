@@ -9,6 +9,7 @@ part that silently stopped working cannot hide behind a skip.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -30,6 +31,15 @@ def require(part: str, available: bool, reason: str) -> None:
 def require_fixture() -> Callable[[str, bool, str], None]:
     """`require` for tests that would rather not import it."""
     return require
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_runs() -> Iterator[None]:
+    """Clusters of this test session live in a folder of their own, whatever else runs on the machine."""
+    with tempfile.TemporaryDirectory(prefix="ftlab-test-") as folder:
+        os.environ["FTLAB_RUNS"] = f"{folder}/runs"
+        yield
+        del os.environ["FTLAB_RUNS"]
 
 
 @pytest.fixture

@@ -64,8 +64,9 @@ def _labelled_processes() -> list[tuple[tuple[int, float], tuple[str, str]]]:
     found = []
     for process in psutil.process_iter():
         try:
-            cluster = process.environ().get(CLUSTER_LABEL) if process.pid != os.getpid() else None
-            if cluster:
+            environment = process.environ() if process.pid != os.getpid() else {}
+            cluster = environment.get(CLUSTER_LABEL)
+            if cluster and environment.get("FTLAB_RUNS") == os.environ.get("FTLAB_RUNS"):  # of this test session
                 words = f"{process.pid} of cluster {cluster}: {' '.join(process.cmdline())[:160]}"
                 found.append(((process.pid, process.create_time()), (cluster, words)))
         except (psutil.Error, OSError):  # gone meanwhile, a zombie, or somebody else's

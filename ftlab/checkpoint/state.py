@@ -3,8 +3,9 @@
 `capture` and `restore` move the whole of it. `mark` and `rollback` undo what an unfinished step changed before its
 gradients were agreed on: buffers (BatchNorm counts in the forward pass), gradients and the extras. Parameters and
 optimizer state change only after the agreement, so they need no copy: marking costs next to nothing for a model
-without buffers. Random numbers are not part of the state: they are a function of (seed, step, shard), see
-`ftlab.elastic.seeding`.
+without buffers. A step that changed parameters before a collective of its own that failed cannot be undone; `rollback`
+says so, and the state has to come from another rank. Random numbers are not part of the state: they are a function of
+(seed, step, shard), see `ftlab.elastic.seeding`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class TrainingState:
         self.parts: dict[str, Any] = {}
         self.step = 0
         self._marked: _Mark | None = None
+        self._in_step = False  # between `mark` and `commit`
 
     def protect(self, parts: Mapping[str, Any]) -> None:
         """Add parts; raises ConfigError for one that cannot be saved."""
@@ -75,11 +77,18 @@ class TrainingState:
         if self._marked is None:
             self._marked = _Mark(self)
         self._marked.take()
+        self._in_step = True
 
-    def rollback(self) -> None:
-        """Undo what changed since `mark`."""
-        if self._marked is not None:
-            self._marked.undo()
+    def commit(self) -> None:
+        """The step is done: what it changed stays, whatever comes."""
+        self.step += 1
+        self._in_step = False
+
+    def rollback(self) -> bool:
+        """Undo what an unfinished step changed since `mark`; False if it changed what cannot be undone."""
+        if self._marked is None or not self._in_step:
+            return True
+        return self._marked.undo()
 
     def changed_buffers(self) -> list[torch.Tensor]:
         """Buffers the forward pass has changed since `mark` (BatchNorm's statistics): ranks must agree on them."""
@@ -110,12 +119,14 @@ class _Mark:
         self.versions = [buffer._version for buffer in self.buffers]
         self.grads: list[torch.Tensor | None] = []
         self.saved: dict[str, Any] = {}
+        self.parameter_versions: list[int] = []
 
     def take(self) -> None:
         for index in self.changed_indices():
             self.copies[index].copy_(self.buffers[index])
             self.versions[index] = self.buffers[index]._version
         self.grads = [parameter.grad for parameter in self.parameters]
+        self.parameter_versions = [parameter._version for parameter in self.parameters]
         if self.small:
             self.saved = {name: copy.deepcopy(_save(part)) for name, part in self.small.items()}
 
@@ -132,12 +143,13 @@ class _Mark:
                 self.buffers[index].copy_(self.copies[index])
                 self.versions[index] = self.buffers[index]._version
 
-    def undo(self) -> None:
+    def undo(self) -> bool:
         self.undo_buffers()
         for parameter, grad in zip(self.parameters, self.grads, strict=True):
             parameter.grad = grad
         for name, saved in self.saved.items():
             _load(self.small[name], copy.deepcopy(saved))
+        return self.parameter_versions == [parameter._version for parameter in self.parameters]
 
 
 def differences(mine: list[list[Any]], theirs: list[list[Any]]) -> Iterator[str]:

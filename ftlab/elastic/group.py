@@ -47,19 +47,20 @@ class Group:
         self.severed = False
         self._before = {(fd, inode) for fd, inode, _ in _tcp_sockets()}
         self._own: set[tuple[int, int]] | None = None  # known once connected
-        self._store: Any = None
+        self._adopted: set[tuple[int, int]] = set()
+        self.store: Any = None
 
     def open_store(self) -> None:
         """Connect to the store that the controller hosts."""
         host, port = self.store_address
         self._check()
-        self._store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+        self.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
 
     def connect(self) -> None:
         """Build the group with all members of the table; blocks until all are there or the group is severed."""
         global _built
         _register_backend()
-        prefix = dist.PrefixStore(f"generation-{self.table.generation}", self._store)
+        prefix = dist.PrefixStore(f"generation-{self.table.generation}", self.store)
         _built = self._build_gloo(prefix)
         backend = f"cpu:{BACKEND},cuda:nccl" if torch.cuda.is_available() else BACKEND
         dist.init_process_group(backend, store=prefix, rank=self.rank, world_size=self.table.world, timeout=TIMEOUT)
@@ -87,13 +88,19 @@ class Group:
         """Cut the group's connections, from any thread; repeat it until the training thread has noticed."""
         self.severed = True
         for fd, inode, sock in _tcp_sockets():
-            ours = (fd, inode) not in self._before and (self._own is None or (fd, inode) in self._own)
+            ours = (fd, inode) not in self._before and (self._own is None or (fd, inode) in self._own | self._adopted)
             if ours and _is_connected(sock):  # not a listener: gloo aborts the process when accept() fails
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
         if torch.cuda.is_available() and self._own is not None:
             with contextlib.suppress(Exception):
                 dist.distributed_c10d._abort_process_group()
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Let `sever` cut this connection too."""
+        if self._own is not None:
+            self._adopted.add((sock.fileno(), os.fstat(sock.fileno()).st_ino))
+        self._check()
 
     def broken(self) -> bool:
         """Whether a connection of the group is gone: tells a lost peer from a bug in the train function."""
@@ -114,7 +121,7 @@ class Group:
         # A group that failed while it was being built counts all the same, and the count is part of the keys under
         # which members look for each other: those who failed and those who are new would never meet.
         dist.distributed_c10d._world.group_count = 0
-        self._store = None
+        self.store = None
 
     def _check(self) -> None:
         if self.severed:

@@ -2,7 +2,7 @@
 
 `sum_over_ranks` is gloo's all-reduce: identical bits as long as the world keeps its size. `sum_in_shard_order`
 adds the shards' gradients one after the other, so the bits stay identical when the same shards are spread over
-fewer or more ranks. Each rank sums one slice and the slices are gathered, so both move about the same bytes.
+fewer or more ranks; the price is that every rank receives every shard's gradient.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ftlab.elastic.sampler import Seating, owned_shards, part
+from ftlab.elastic.sampler import Seating, owned_shards
 
 
 class FlatGradients:
@@ -68,24 +68,13 @@ def sum_over_ranks(flat: torch.Tensor) -> torch.Tensor:
 
 def sum_in_shard_order(flats: Sequence[torch.Tensor], seating: Seating) -> torch.Tensor:
     """The sum over all shards, added in shard order whoever owns them; `flats` are this rank's, in order."""
-    size, world = flats[0].numel(), seating.world
-    slices = [part(size, world, rank) for rank in range(world)]
-    counts = [len(owned_shards(Seating(rank, world, seating.shards))) for rank in range(world)]
-    low, high = slices[seating.rank]
-    outgoing = torch.cat([flat[begin:end] for begin, end in slices for flat in flats])
-    incoming = flats[0].new_empty(seating.shards * (high - low))
-    dist.all_to_all_single(incoming, outgoing, [count * (high - low) for count in counts],
-                           [len(flats) * (end - begin) for begin, end in slices])
-    total = torch.zeros(high - low, dtype=incoming.dtype, device=incoming.device)
-    for shard in incoming.split(high - low) if high > low else ():
-        total += shard
-    return _gather_slices(total, slices)
-
-
-def _gather_slices(mine: torch.Tensor, slices: Sequence[tuple[int, int]]) -> torch.Tensor:
-    widest = max(end - begin for begin, end in slices)
-    padded = mine.new_zeros(widest)
-    padded[:mine.numel()] = mine
-    gathered = mine.new_empty(widest * len(slices))
-    dist.all_gather_into_tensor(gathered, padded)
-    return torch.cat([row[:end - begin] for row, (begin, end) in zip(gathered.split(widest), slices, strict=True)])
+    counts = [len(owned_shards(Seating(rank, seating.world, seating.shards))) for rank in range(seating.world)]
+    most = max(counts)
+    mine = torch.stack([*flats, *(torch.zeros_like(flats[0]) for _ in range(most - len(flats)))])
+    everyone = mine.new_empty((seating.world * most, mine.shape[1]))
+    dist.all_gather_into_tensor(everyone, mine)
+    total = torch.zeros_like(flats[0])
+    for rank, count in enumerate(counts):
+        for shard in everyone[rank * most:rank * most + count]:
+            total += shard
+    return total

@@ -1,17 +1,48 @@
 """Training state from ranks that hold it to ranks that need it, in as few rounds as possible.
 
 Receivers of one round are senders of the next, so feeding a whole new world from one rank takes log2(world) rounds,
-and feeding one replacement takes one send that nobody else takes part in.
+and feeding one replacement takes one connection that nobody else takes part in.
+
+The state travels over a TCP connection of its own, not through gloo: a gloo `recv` whose sender dies in mid-message
+is not woken by the closed connection (tried; it waits for its timeout), a socket is. The two sides meet through the
+generation's store and prove to each other that they know the generation's secret.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
-_SMALL = 1 << 20  # tensors below this many bytes travel together
+_POLL_S = 0.02
+_CONNECT_S = 30.0
+
+
+class Severable(Protocol):
+    """What a transfer needs to know of its group."""
+
+    severed: bool
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Let a cut of the group cut this connection too."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A packed tree on its way: its digest, its header, its tensors."""
+
+    digest: str
+    header: bytes
+    tensors: Sequence[torch.Tensor]
+
+
+class TransferFailed(RuntimeError):
+    """The other side is gone."""
 
 
 def plan_transfers(holders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
@@ -25,49 +56,57 @@ def plan_transfers(holders: Sequence[int], receivers: Sequence[int]) -> list[tup
     return pairs
 
 
-def send(header: bytes, tensors: Sequence[torch.Tensor], digest: str, to: int) -> None:
-    """Send a packed tree and its digest to one rank."""
-    preamble = digest.encode() + header
-    dist.send(torch.tensor([len(preamble)]), to)
-    dist.send(torch.frombuffer(bytearray(preamble), dtype=torch.uint8), to)
-    small = [_raw(tensor) for tensor in tensors if _is_small(tensor)]
-    if small:
-        dist.send(torch.cat(small), to)
-    for tensor in tensors:
-        if not _is_small(tensor):
-            dist.send(_raw(tensor), to)
+def send(parcel: Parcel, address: str, store: Any, key: str, secret: bytes, group: Severable) -> None:
+    """Wait for the receiver that asks under `key`, and send it a parcel."""
+    with socket.create_server((address, 0), backlog=1) as server:
+        store.set(key, f"{address}:{server.getsockname()[1]}")
+        sock = _accept(server, group)
+    with sock, Connection(os.dup(sock.fileno())) as connection:
+        deliver_challenge(connection, secret)
+        answer_challenge(connection, secret)
+        connection.send_bytes(parcel.digest.encode() + parcel.header)
+        for tensor in parcel.tensors:
+            sock.sendall(_raw(tensor.detach().cpu().contiguous()))
+        connection.recv_bytes()  # the receiver has it all
 
 
-def receive_header(source: int) -> tuple[str, bytes]:
-    """The digest and the header that one rank sends."""
-    length = torch.empty(1, dtype=torch.int64)
-    dist.recv(length, source)
-    preamble = torch.empty(int(length), dtype=torch.uint8)
-    dist.recv(preamble, source)
-    raw = preamble.numpy().tobytes()
-    return raw[:64].decode(), raw[64:]
+def receive(store: Any, key: str, secret: bytes, group: Severable, make_tensors: Any) -> Parcel:
+    """Ask for the parcel under `key`; `make_tensors(header)` gives the tensors to receive into."""
+    host, port = store.get(key).decode().rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=_CONNECT_S) as sock:
+        sock.settimeout(None)
+        group.adopt(sock)
+        with Connection(os.dup(sock.fileno())) as connection:
+            answer_challenge(connection, secret)
+            deliver_challenge(connection, secret)
+            raw = connection.recv_bytes()
+            parcel = Parcel(raw[:64].decode(), raw[64:], make_tensors(raw[64:]))
+            for tensor in parcel.tensors:
+                _fill(sock, _raw(tensor))
+            connection.send_bytes(b"thanks")
+    return parcel
 
 
-def receive_tensors(tensors: Sequence[torch.Tensor], source: int) -> None:
-    """Fill the tensors with what one rank sends."""
-    small = [tensor for tensor in tensors if _is_small(tensor)]
-    if small:
-        together = torch.empty(sum(_bytes(tensor) for tensor in small), dtype=torch.uint8)
-        dist.recv(together, source)
-        for tensor, raw in zip(small, together.split([_bytes(tensor) for tensor in small]), strict=True):
-            _raw(tensor).copy_(raw)
-    for tensor in tensors:
-        if not _is_small(tensor):
-            dist.recv(_raw(tensor), source)
+def _accept(server: socket.socket, group: Severable) -> socket.socket:
+    server.settimeout(_POLL_S)
+    while not group.severed:
+        try:
+            sock, _ = server.accept()
+        except TimeoutError:
+            continue
+        sock.settimeout(None)
+        group.adopt(sock)
+        return sock
+    raise TransferFailed("the generation ended before the receiver came")
 
 
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+def _fill(sock: socket.socket, view: memoryview) -> None:
+    while len(view):
+        count = sock.recv_into(view)
+        if count == 0:
+            raise TransferFailed("the sender is gone")
+        view = view[count:]
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _is_small(tensor: torch.Tensor) -> bool:
-    return _bytes(tensor) < _SMALL
+def _raw(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")

@@ -76,20 +76,32 @@ class Pending:
 
 def carry_out(fault: Fault, hands: Hands) -> Injection:
     """Do a fault now, record it, and have it healed later if its plan says so."""
-    fault = _resolve(fault, hands)
-    if fault.kind == "controller":
-        receipt = hands.order(do="kill_controller")
-    elif fault.kind == "blackout":
-        receipt = hands.order(do="kill_all")
-    elif fault.kind in ("crash", "stall"):
-        receipt = hands.order(do=fault.kind, node=fault.target, pid=_worker_pid(fault, hands))
-    else:
-        receipt = hands.order(do={"partition": "cut"}.get(fault.kind, fault.kind), node=fault.target)
+    by_rank, deadline = fault.target.startswith("rank-"), time.monotonic() + _FIND_WORKER_S
+    while True:
+        aimed = _resolve(fault, hands)
+        try:
+            receipt = _strike(aimed, hands)
+            break
+        except UnknownNode:  # whoever sat there died just now: aim again
+            if not by_rank or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+    fault = aimed
     injection = Injection(fault=fault.kind, target=fault.target, at=receipt["at"], receipt=receipt)
     _record("fault.injected", injection, hands)
     if fault.heal_after is not None:
         _in_background(lambda: _heal_later(fault, injection, hands), f"heal-{fault.target}")
     return injection
+
+
+def _strike(fault: Fault, hands: Hands) -> dict[str, Any]:
+    if fault.kind == "controller":
+        return hands.order(do="kill_controller")
+    if fault.kind == "blackout":
+        return hands.order(do="kill_all")
+    if fault.kind in ("crash", "stall"):
+        return hands.order(do=fault.kind, node=fault.target, pid=_worker_pid(fault, hands))
+    return hands.order(do={"partition": "cut"}.get(fault.kind, fault.kind), node=fault.target)
 
 
 def heal(fault: Fault, hands: Hands) -> Injection:

@@ -8,6 +8,7 @@ recovery is just another input, and leads to the next generation.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -234,6 +235,9 @@ class Controller:
         if isinstance(action, acts.Replace):
             seats = {node: spare or self.roster.start() for node, spare in action.seats.items()}
             job.plan = [seats.get(name, name) for name in job.plan]
+            for node in self.roster.alive():  # given up for its workers, not dead: fresh ones make it a spare
+                if node.name in action.seats:
+                    self._assign(node, job)
         elif isinstance(action, acts.Shrink):
             job.plan = [name for name in job.plan if name not in action.lost]
         elif isinstance(action, acts.Grow):
@@ -311,7 +315,8 @@ class Controller:
 
     def _continue(self, job: Job, nodes: list[NodeView], table: RankTable, record: RecoveryRecord) -> None:
         begin = time.monotonic()
-        body = messages.encode(messages.Join(table=table.to_dict(), store=list(self.store())))
+        body = messages.encode(messages.Join(table=table.to_dict(), store=list(self.store()),
+                                            secret=secrets.token_hex(16)))
         for node in nodes:
             for worker in node.workers.values():
                 worker.place, worker.since = messages.Place.RECOVERING, begin  # the old place is the old world's

@@ -43,9 +43,9 @@ class WorkerView:
         """Whether it is on its seat in a generation, in or between steps."""
         return not self.failed and self.generation == generation and self.place in _STANDINGS
 
-    def is_stuck_before(self, generation: int) -> bool:
-        """Whether it waits inside a collective of an ended generation, where nothing can hold it any more."""
-        return not self.failed and 0 < self.generation < generation and self.place == Place.COMMUNICATING
+    def is_stuck_before(self, generation: int, places: set[Place]) -> bool:
+        """Whether it still waits in an ended generation, at one of these places, where nothing can hold it any more."""
+        return not self.failed and 0 < self.generation < generation and self.place in places
 
     def is_about(self, pid: int) -> bool:
         """Whether a report of process `pid` is about this worker."""

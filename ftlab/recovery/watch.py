@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from ftlab.config import ClusterConfig
 from ftlab.health.progress import Limits, StepClock, all_waiting, find_stalled
 from ftlab.membership import Verdict
+from ftlab.messages import Place
 from ftlab.recovery.job import RECOVERING, RESTORING, RUNNING, Job
 from ftlab.recovery.policy import Failure
 from ftlab.recovery.roster import Roster
 from ftlab.recovery.views import NodeView
 
 _STOP_S = 0.4  # for a worker to notice that its group was cut
+_JOIN_S = 1.0  # for a worker to take its new seat
 _SETTLE_S = 0.25  # a broken group without a known cause is rebuilt after this and the dead-node limit
 
 Finding = tuple[Failure, float]  # what is wrong, and since when
@@ -69,9 +71,13 @@ class ProgressWatch:
         patience = max(_STOP_S, 2 * self.clock.typical())
         if record is None or not job.table or now - record.began < patience:
             return
-        over = record.generation if job.status == RESTORING else job.generation + 1
+        over, places = job.generation + 1, {Place.COMMUNICATING}
+        if job.status == RESTORING:
+            over = record.generation
+            if now - record.seated > max(_JOIN_S, patience):  # it was given a new seat and does not take it
+                places = {Place.COMMUNICATING, Place.RECOVERING}
         stuck = [(node, local_rank) for node in fresh if node.heard > record.began + patience / 2
-                 for local_rank, worker in node.workers.items() if worker.is_stuck_before(over)]
+                 for local_rank, worker in node.workers.items() if worker.is_stuck_before(over, places)]
         if len({node.name for node, _ in stuck}) >= seated:
             return  # all of them: more likely the machine is busy, and somebody must keep the state
         for node, local_rank in stuck:

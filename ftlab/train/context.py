@@ -165,7 +165,7 @@ class TrainContext:
     def _commit(self) -> None:
         state, session = self._state, self._session
         at = time.monotonic()
-        state.step += 1
+        state.commit()
         self._page.commit(state.step, at)
         session.first_step_done(at)
         ids = self._samples

@@ -23,7 +23,7 @@ from ftlab.checkpoint import tree
 from ftlab.checkpoint.state import TrainingState, differences
 from ftlab.elastic import transfer
 from ftlab.elastic.group import Group, GroupSevered
-from ftlab.errors import FtlabError, ModelMismatch
+from ftlab.errors import FtlabError, ModelMismatch, StateLost
 from ftlab.membership import RankTable
 from ftlab.messages import Place
 from ftlab.train.link import WorkerLink
@@ -53,6 +53,7 @@ class Session:
         self._spans: list[list[object]] = []
         self._started = time.monotonic()
         self._parked = False
+        self._secret = b""  # of the generation: members prove it to each other when state travels
         self.wrapped: object | None = None  # an ElasticDDP, if the train function made one
 
     @property
@@ -127,7 +128,7 @@ class Session:
     def _leave(self, reason: str) -> None:
         """Tell the controller first (it waits for that), then take the group apart."""
         self.page.move(Place.RECOVERING)
-        self.state.rollback()
+        self._holds = self.state.rollback() and self._holds
         self.link.send(messages.Stopped(generation=self.generation, step=self.state.step, at=time.monotonic(),
                                         reason=reason))
         if self._spans:
@@ -153,6 +154,7 @@ class Session:
         self.page.generation, self.page.rank = table.generation, rank
         self.page.move(Place.RECOVERING)
         self.group = Group(table, rank, (join.store[0], join.store[1]))
+        self._secret = join.secret.encode()
         self.link.watch(self.group)
         if self.link.over(table.generation):
             raise GroupSevered("this generation is already over")
@@ -165,9 +167,9 @@ class Session:
 
     def _check_table(self, table: RankTable) -> None:
         """All members must have loaded the very same table: agreed through the store, before anybody connects."""
-        assert self.group is not None and self.group._store is not None
+        assert self.group is not None
         digest = str(zlib.crc32(repr(table).encode()))
-        first = self.group._store.compare_set(f"table-{table.generation}", "", digest).decode()
+        first = self.group.store.compare_set(f"table-{table.generation}", "", digest).decode()
         if first != digest:
             raise GroupSevered(f"rank table of generation {table.generation} differs between members")
 
@@ -187,13 +189,18 @@ class Session:
     def _strategy(self) -> tuple[list[int], list[int]]:
         """Who holds the newest committed step, who needs it; the same answer on every rank."""
         signature = self.state.signature()
-        mine = torch.tensor([self.state.step if self._holds else -1, zlib.crc32(repr(signature).encode())])
+        mine = torch.tensor([self.state.step if self._holds else -1, zlib.crc32(repr(signature).encode()),
+                             self.state.step])
         rows = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(rows, mine)
         if len({int(row[1]) for row in rows}) > 1:
             self._explain_mismatch(signature)
         steps = [int(row[0]) for row in rows]
         newest = max(steps)
+        if newest < 0 and any(int(row[2]) for row in rows):
+            raise StateLost("no rank holds a committed step any more",
+                            hint="inside a step, change parameters only after its last collective: a step that failed "
+                                 "in between cannot be undone")
         holders = [rank for rank, step in enumerate(steps) if step == newest] if newest >= 0 else [0]
         self.source = "live" if newest >= 0 else "initial"
         return holders, [rank for rank in range(self.world) if rank not in holders]
@@ -208,21 +215,27 @@ class Session:
                             hint="build the same model on every rank: its shape must not depend on ctx.rank")
 
     def _send_state(self, receiver: int) -> None:
+        assert self.group is not None and self.table is not None
         with self._span("send_state"):
             captured = self.state.capture()
             packed = tree.pack(captured)
-            transfer.send(packed.header, packed.tensors, tree.digest(captured), receiver)
+            transfer.send(transfer.Parcel(tree.digest(captured), packed.header, packed.tensors),
+                          self.table.seats[self.rank].address, self.group.store,
+                          self._transfer_key(self.rank, receiver), self._secret, self.group)
 
     def _receive_state(self, sender: int) -> None:
+        assert self.group is not None
         with self._span("receive_state"):
-            wanted, header = transfer.receive_header(sender)
-            packed = tree.Packed(header, tree.empty_tensors(header))
-            transfer.receive_tensors(packed.tensors, sender)
-            captured = tree.unpack(packed)
-            if tree.digest(captured) != wanted:
+            parcel = transfer.receive(self.group.store, self._transfer_key(sender, self.rank), self._secret, self.group,
+                                      tree.empty_tensors)
+            captured = tree.unpack(tree.Packed(parcel.header, list(parcel.tensors)))
+            if tree.digest(captured) != parcel.digest:
                 raise StateDamaged(f"state from rank {sender} does not match its digest")
         with self._span("load_data"):
             self.state.restore(captured)
+
+    def _transfer_key(self, sender: int, receiver: int) -> str:
+        return f"state-{self.generation}-{sender}-{receiver}"
 
     @contextlib.contextmanager
     def _span(self, name: str, begin: float | None = None) -> Iterator[None]:

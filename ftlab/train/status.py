@@ -14,6 +14,7 @@ from typing import Any
 
 from ftlab.messages import Place
 
+_SLOTS = (64, 128)  # written in turn; the first byte of the page says which one holds
 _LAYOUT = struct.Struct("=qiqidd")
 
 
@@ -49,17 +50,23 @@ class StatusPage:
     def move(self, place: Place) -> None:
         """Say where the training thread is now."""
         self.place = place
-        _LAYOUT.pack_into(self._memory, 0, self.generation, self.rank, self.step, place, time.monotonic(),
-                          self._committed_at)
+        self._write(time.monotonic())
 
     def commit(self, step: int, at: float) -> None:
         """Say that a step was committed."""
         self.step, self._committed_at = step, at
         self.place = Place.OUTSIDE
-        _LAYOUT.pack_into(self._memory, 0, self.generation, self.rank, step, Place.OUTSIDE, at, at)
+        self._write(at)
+
+    def _write(self, since: float) -> None:
+        """Fill the slot that nobody reads, then point to it: one byte changes at once, a slot does not."""
+        slot = _SLOTS[self._memory[0] == _SLOTS[0]]
+        _LAYOUT.pack_into(self._memory, slot, self.generation, self.rank, self.step, self.place, since,
+                          self._committed_at)
+        self._memory[0] = slot
 
     def read(self) -> Progress:
         """What the page says now."""
-        generation, rank, step, place, since, committed_at = _LAYOUT.unpack_from(self._memory, 0)
+        generation, rank, step, place, since, committed_at = _LAYOUT.unpack_from(self._memory, self._memory[0])
         return Progress(generation=generation, rank=rank, step=step, place=Place(place), since=since,
                         committed_at=committed_at)

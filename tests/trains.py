@@ -1,0 +1,190 @@
+"""Train functions for the integration tests; importable by workers, because the tests' sys.path travels with a job."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def _model(width: int = 64) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(32, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 8))
+
+
+def _data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(512, 32, generator=generator), torch.randint(0, 8, (512,), generator=generator)
+
+
+def everything(ctx: Any, steps: int = 60, step_s: float = 0.01, ddp: bool = False, global_batch: int = 48) -> dict:
+    """Model, optimizer, scheduler, scaler, extras, gradients accumulated over two steps, random numbers."""
+    import random
+
+    import numpy as np
+
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=7)
+    notes: dict[str, float] = {"seen": 0.0}
+    ctx.protect(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, notes=notes)
+    net = ctx.ddp(model) if ddp else model
+    x, y = _data()
+    data = ctx.sampler(len(x), global_batch=global_batch, seed=5)
+    for step in ctx.steps(steps):
+        with ctx.step():
+            for ids in data.shards(step):
+                noise = 0.01 * (random.random() + float(np.random.rand()) + torch.rand(1).item())
+                loss = nn.functional.cross_entropy(net(x[ids] + noise), y[ids])
+                ctx.backward(scaler.scale(loss))
+            if step % 2:  # two steps' gradients make one update
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                scheduler.step()
+            notes["seen"] += 1
+            time.sleep(step_s)
+            ctx.report(loss=loss)
+    return {"seen": notes["seen"], "rank": ctx.rank, "world": ctx.world_size}
+
+
+def plain(ctx: Any, steps: int = 40, step_s: float = 0.01, width: int = 64) -> int:
+    """The smallest loop."""
+    model = _model(width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ctx.protect(model=model, optimizer=optimizer)
+    x, y = _data()
+    data = ctx.sampler(len(x), global_batch=48)
+    for step in ctx.steps(steps):
+        with ctx.step():
+            ids = data.indices(step)
+            loss = nn.functional.cross_entropy(model(x[ids]), y[ids])
+            ctx.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(step_s)
+            ctx.report(loss=loss)
+    return ctx.rank
+
+
+def slow_victim(ctx: Any, steps: int = 40, victim: int = 1) -> None:
+    """One rank comes late to every collective, so that the others are inside it most of the time."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ctx.protect(model=model, optimizer=optimizer)
+    x, y = _data()
+    data = ctx.sampler(len(x), global_batch=48)
+    for step in ctx.steps(steps):
+        with ctx.step():
+            ids = data.indices(step)
+            loss = nn.functional.cross_entropy(model(x[ids]), y[ids])
+            if ctx.rank == victim:
+                time.sleep(0.05)
+            ctx.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def large(ctx: Any, steps: int = 8, megabytes: int = 200) -> None:
+    """A state that takes a while to send."""
+    model = nn.Linear(1024, megabytes * 256, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+    ctx.protect(model=model)
+    for step in ctx.steps(steps):
+        with ctx.step():
+            torch.distributed.barrier()
+            with torch.no_grad():
+                model.weight[0, step % 1024] += 1
+            time.sleep(0.15)
+
+
+def changes_too_early(ctx: Any, steps: int = 400) -> None:
+    """Parameters change before the step's last collective."""
+    model = nn.Linear(4, 4)
+    ctx.protect(model=model)
+    for _ in ctx.steps(steps):
+        with ctx.step():
+            with torch.no_grad():
+                model.weight += 1
+            time.sleep(0.02 * ctx.rank)
+            torch.distributed.barrier()
+
+
+def raises_always(ctx: Any, at: int = 0) -> None:
+    """A bug that comes back on every attempt."""
+    model = _model()
+    ctx.protect(model=model)
+    for step in ctx.steps(20):
+        with ctx.step():
+            if step == at:
+                raise ZeroDivisionError(f"a bug in step {step}")
+            torch.distributed.barrier()
+
+
+def raises_once(ctx: Any, flag: str, steps: int = 30) -> None:
+    """A bug that one rank meets once."""
+    import pathlib
+
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ctx.protect(model=model, optimizer=optimizer)
+    x, y = _data()
+    data = ctx.sampler(len(x), global_batch=48)
+    for step in ctx.steps(steps):
+        with ctx.step():
+            if step == 10 and ctx.rank == 1 and flag and not pathlib.Path(flag).exists():
+                pathlib.Path(flag).touch()
+                raise OSError("a disk hiccup")
+            ids = data.indices(step)
+            ctx.backward(nn.functional.cross_entropy(model(x[ids]), y[ids]))
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.01)
+
+
+def different_models(ctx: Any) -> None:
+    """Each rank builds its own."""
+    model = nn.Linear(4, 3 + ctx.rank)
+    ctx.protect(model=model)
+    for _ in ctx.steps(3):
+        with ctx.step():
+            pass
+
+
+def no_step(ctx: Any) -> None:
+    """The loop without `with ctx.step()`."""
+    ctx.protect(model=nn.Linear(2, 2))
+    for _ in ctx.steps(3):
+        pass
+
+
+def nothing_protected(ctx: Any) -> None:
+    """Forgot ctx.protect."""
+    for _ in ctx.steps(3):
+        with ctx.step():
+            pass
+
+
+def chatty(ctx: Any, lines: int) -> None:
+    """Prints a lot."""
+    model = nn.Linear(2, 2)
+    ctx.protect(model=model)
+    for _ in ctx.steps(2):
+        with ctx.step():
+            if ctx.rank == 0:
+                for number in range(lines):
+                    print(f"line {number} " + "x" * 80)
+            torch.distributed.barrier()
+
+
+def greets(ctx: Any) -> str:
+    """Prints one line on each rank."""
+    ctx.protect(model=nn.Linear(2, 2))
+    for _ in ctx.steps(1):
+        with ctx.step():
+            print(f"hello from rank {ctx.rank} of {ctx.world_size}")
+    return ctx.node

@@ -1,0 +1,194 @@
+"""A real gloo group that is cut from another thread and built again in the same process.
+
+The store is hosted by the test's process, as the controller hosts it: no rank is special.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ftlab.elastic.group import Group, GroupSevered
+from ftlab.membership import seat_nodes
+from tests.unit.elastic.forks import ranks, run, wait_until
+
+
+@pytest.fixture
+def store() -> Iterator[tuple[str, int]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    hosted = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
+                           master_listen_fd=listener.detach())
+    yield "127.0.0.1", port
+    del hosted
+
+
+def build(generation: int, rank: int, world: int, store: tuple[str, int]) -> Group:
+    table = seat_nodes(generation, [(f"node-{number}", "127.0.0.1") for number in range(world)], 1)
+    group = Group(table, rank, store)
+    group.open_store()
+    group.connect()
+    return group
+
+
+def add_up(rank: int) -> float:
+    total = torch.tensor([float(rank + 1)])
+    dist.all_reduce(total)
+    return total.item()
+
+
+@contextlib.contextmanager
+def severing(group: Group, after: float = 0.0) -> Iterator[None]:
+    """Another thread cuts the group again and again, as the worker's link does, until the block has noticed."""
+    noticed = threading.Event()
+
+    def cut() -> None:
+        noticed.wait(after)
+        while not noticed.is_set():
+            group.sever()
+            noticed.wait(0.005)
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    try:
+        yield
+    finally:
+        noticed.set()
+        thread.join()
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+    return here, there
+
+
+def talks(here: socket.socket, there: socket.socket) -> bool:
+    here.sendall(b"ping")
+    there.settimeout(10.0)
+    return there.recv(4) == b"ping"
+
+
+def test_a_blocked_rank_is_cut_loose_and_builds_the_next_generation_in_the_same_process(store):
+    def work(rank, line):
+        pid, group = os.getpid(), build(1, rank, 2, store)
+        first = add_up(rank)
+        if rank == 0:
+            with severing(group, after=0.05), pytest.raises(RuntimeError):
+                add_up(rank)  # the other rank never comes
+            with pytest.raises(RuntimeError):
+                add_up(rank)  # nor does a later call work
+            line.tell("severed")
+        else:
+            line.hear()
+        assert group.broken()
+        group.close()
+        group.close()
+        second = build(2, rank, 2, store)
+        assert not second.broken() and os.getpid() == pid
+        return first, add_up(rank)
+
+    with ranks(work, 2) as lines:
+        assert lines[0].hear() == "severed"
+        lines[1].tell("go on")
+        assert [line.result() for line in lines] == [(3.0, 3.0)] * 2
+
+
+def test_a_group_is_whole_until_a_peer_dies(store):
+    def work(rank, line):
+        group = build(1, rank, 3, store)
+        add_up(rank)
+        line.tell(group.broken())
+        line.hear()
+        if rank == 2:
+            os._exit(1)
+        wait_until(group.broken, "the loss of a peer is seen")
+        return group.severed
+
+    with ranks(work, 3) as lines:
+        assert [line.hear() for line in lines] == [False] * 3
+        lines[2].tell("die")
+        for line in lines[:2]:
+            line.tell("look")
+            assert line.result() is False
+
+
+def test_sockets_of_others_survive_a_cut(store):
+    def work(rank, line):
+        before = tcp_pair()
+        group = build(1, rank, 2, store)
+        after = tcp_pair()
+        add_up(rank)
+        if rank == 0:
+            with severing(group), pytest.raises(RuntimeError):
+                add_up(rank)
+        else:
+            wait_until(group.broken, "the cut is seen at the other end")
+        return talks(*before), talks(*after), talks(*before[::-1])
+
+    assert run(work, 2) == [(True, True, True)] * 2
+
+
+def test_a_connection_that_the_group_adopted_is_cut_with_it(store):
+    def work(rank, line):
+        group = build(1, 0, 1, store)
+        here, there = tcp_pair()
+        group.adopt(here)
+        assert talks(here, there) and not group.broken()
+        group.sever()
+        there.settimeout(10.0)
+        assert there.recv(1) == b"", "the other end sees the end"
+        late, _ = tcp_pair()
+        with pytest.raises(GroupSevered):
+            group.adopt(late)
+        return True
+
+    assert run(work, 1) == [True]
+
+
+def test_a_group_that_waits_for_a_member_that_never_comes_can_be_cut(store):
+    def work(rank, line):
+        table = seat_nodes(1, [("node-0", "127.0.0.1"), ("node-1", "127.0.0.1")], 1)
+        group = Group(table, 0, store)
+        group.open_store()
+        with severing(group, after=0.05), pytest.raises(GroupSevered, match="generation 1 is over"):
+            group.connect()
+        assert group.broken()
+        group.close()
+        build(2, 0, 1, store)
+        return add_up(0)
+
+    assert run(work, 1) == [1.0]
+
+
+def test_a_group_that_was_cut_before_it_began_does_not_begin(store):
+    def work(rank, line):
+        group = Group(seat_nodes(1, [("node-0", "127.0.0.1")], 1), 0, store)
+        group.sever()
+        with pytest.raises(GroupSevered):
+            group.open_store()
+        return group.broken()
+
+    assert run(work, 1) == [True]
+
+
+def test_those_whose_build_failed_and_those_who_are_new_meet_in_the_next_generation(store):
+    def work(rank, line):
+        if rank == 0:
+            group = Group(seat_nodes(1, [("node-0", "127.0.0.1"), ("node-9", "127.0.0.1")], 1), 0, store)
+            group.open_store()
+            with severing(group, after=0.02), pytest.raises(GroupSevered):
+                group.connect()
+            group.close()
+        build(2, rank, 2, store)
+        return add_up(rank)
+
+    assert run(work, 2) == [3.0, 3.0]

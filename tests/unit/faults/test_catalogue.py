@@ -1,0 +1,99 @@
+"""The catalogue of faults: plans that are checked when they are made."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftlab import faults
+from ftlab.errors import ConfigError, UnknownFault
+from ftlab.faults import KINDS, Fault, make
+from ftlab.faults.catalogue import HEALABLE
+
+
+@pytest.mark.parametrize("kind", ["meteor", "", "Kill", "kill "])
+def test_an_unknown_fault_is_refused_with_the_known_ones(kind):
+    with pytest.raises(UnknownFault, match=f"no fault is called {kind!r}") as refusal:
+        make(kind, "node-1")
+    assert all(known in refusal.value.hint for known in KINDS)
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - set(HEALABLE)))
+def test_what_cannot_be_healed_refuses_a_time_to_heal(kind):
+    with pytest.raises(ConfigError, match=f"a {kind} cannot be healed"):
+        make(kind, "node-1", heal_after=1.0)
+
+
+@pytest.mark.parametrize("kind", HEALABLE)
+def test_hangs_and_partitions_can_be_healed(kind):
+    assert make(kind, "node-1", heal_after=1.5).heal_after == 1.5
+
+
+@pytest.mark.parametrize(("fault", "words"), [
+    (faults.kill("node-2"), "kill node-2"),
+    (faults.kill("rank-3", at_step=40), "kill rank-3 at step 40"),
+    (faults.crash("node-1", local_rank=1, after=0.25), "crash node-1 after 0.25 s"),
+    (faults.hang("node-2", 2.0, at_step=40), "hang node-2 at step 40, healed after 2 s"),
+    (faults.partition("node-0", heal_after=3, at_step=5, after=0.5),
+     "partition node-0 at step 5 after 0.5 s, healed after 3 s"),
+    (faults.stall("node-1", at_step=0), "stall node-1 at step 0"),
+    (faults.controller(at_step=9), "controller controller at step 9"),
+    (faults.blackout(), "blackout all"),
+])
+def test_a_fault_describes_itself(fault, words):
+    assert fault.describe() == words
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_maker_of_its_name_that_makes_it(kind):
+    maker = getattr(faults, kind)
+    fault = maker() if kind in ("controller", "blackout") else maker("node-1")
+    assert fault == make(kind, "node-1") and isinstance(fault, Fault) and fault.kind == kind
+
+
+def test_faults_without_a_choice_have_a_fixed_target():
+    assert make("controller", "node-1").target == "controller" and make("blackout", "node-1").target == "all"
+
+
+class Hands:
+    """A cluster that takes note of what is done to it."""
+
+    running = True
+
+    def __init__(self) -> None:
+        self.orders: list[dict[str, object]] = []
+        self.records: list[tuple[str, dict[str, object]]] = []
+
+    def order(self, **request):
+        self.orders.append(request)
+        return {"at": 5.0, "seen": "stopped"}
+
+    def status(self):
+        def node(number: int, ranks: list[int], **more: object) -> dict[str, object]:
+            return {"name": f"node-{number}", "verdict": "ALIVE", "joined": True, "ranks": ranks,
+                    "workers": {"0": {"pid": 100 + number}}, **more}
+        return {"nodes": [node(0, [0]), node(1, [1], verdict="DEAD"), node(2, [2]), node(3, [])]}
+
+    def record(self, kind, **fields):
+        self.records.append((kind, fields))
+
+
+@pytest.mark.parametrize(("fault", "order"), [
+    (faults.kill("node-2"), {"do": "kill", "node": "node-2"}),
+    (faults.kill("rank-2"), {"do": "kill", "node": "node-2"}),
+    (faults.kill("rank-1"), {"do": "kill", "node": "node-2"}),  # whoever sat there is dead: the next one
+    (faults.kill("rank-9"), {"do": "kill", "node": "node-0"}),
+    (faults.crash("rank-2"), {"do": "crash", "node": "node-2", "pid": 102}),
+    (faults.stall("node-3"), {"do": "stall", "node": "node-3", "pid": 103}),
+    (faults.hang("node-0"), {"do": "hang", "node": "node-0"}),
+    (faults.partition("node-0"), {"do": "cut", "node": "node-0"}),
+    (faults.controller(), {"do": "kill_controller"}),
+    (faults.blackout(), {"do": "kill_all"}),
+], ids=lambda it: it.describe() if isinstance(it, Fault) else "")
+def test_an_injection_orders_one_thing_and_keeps_the_receipt(fault, order):
+    hands = Hands()
+    injection = fault.inject(hands)
+    assert hands.orders == [order]
+    assert (injection.fault, injection.at, injection.receipt) == (fault.kind, 5.0, {"at": 5.0, "seen": "stopped"})
+    ((kind, fields),) = hands.records
+    assert kind == "fault.injected" and fields["at"] == 5.0
+    assert fields["data"] == {"fault": fault.kind, "target": injection.target, "receipt": injection.receipt}

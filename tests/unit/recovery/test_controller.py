@@ -1,0 +1,669 @@
+"""The controller, driven by hand: every input is a plain call, so whole recoveries run without a socket or a sleep."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftlab import messages
+from ftlab.errors import BadMessage, BadPolicy, ConfigError, JobCancelled, JobError, RecoveryExhausted, TrainingFailed
+from ftlab.messages import Place
+from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RESTORING, RUNNING, STARTING
+from ftlab.recovery.policy import Continue, Restart, Wait, decide
+from tests.unit.recovery.harness import STORE, Node
+
+SILENCE = 0.8  # longer than dead_s, and time for the decision after it
+
+
+# ---- the start -----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_rank_table_comes_when_all_members_are_parked(make_world):
+    world = make_world(nodes=2, spares=1)
+    world.join("node-0", "node-1", "node-2")
+    job = world.submit()
+    assert all(node.words() == ["Welcome", "RunJob"] for node in world.nodes.values())
+    world.nodes["node-2"].parks()
+    world.nodes["node-0"].parks()
+    assert (job.status, world.tables()) == (STARTING, [])
+    world.nodes["node-1"].parks()
+    assert (job.status, world.tables()) == (RESTORING, [["node-0", "node-1"]])
+    join = world.nodes["node-1"].last(messages.Join)
+    assert join.store == list(STORE) and join.table == job.table.to_dict()
+    assert "Join" not in world.nodes["node-2"].words(), "a spare has no seat"
+
+
+def test_a_job_runs_once_every_rank_has_made_its_first_step(make_world):
+    world = make_world()
+    job = world.start(steps=0)
+    world.nodes["node-0"].commits(1)
+    assert job.status == RESTORING
+    world.nodes["node-1"].commits(1)
+    assert job.status == RUNNING
+    assert [event.generation for event in world.events("job.started")] == [1]
+    assert [event.step for event in world.events("step.committed")] == [1]
+
+
+def test_every_worker_of_a_node_gets_a_rank(make_world):
+    world = make_world(nodes=2, spares=0, procs_per_node=2)
+    job = world.start(steps=2)
+    assert [(seat.node, seat.local_rank) for seat in job.table.seats] == [
+        ("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1)]
+    assert job.ledger.step == 2
+
+
+def test_a_second_job_is_refused_while_the_first_one_runs(make_world):
+    world = make_world()
+    world.start()
+    with pytest.raises(JobError, match="is still running"):
+        world.submit()
+
+
+def test_a_job_whose_workers_never_reach_their_first_step_ends_and_says_who_is_missing(make_world):
+    world = make_world(nodes=2, spares=0)
+    world.join("node-0", "node-1")
+    job = world.submit(start_timeout_s=2.0)
+    world.nodes["node-0"].parks()
+    world.pass_time(2.2)
+    assert job.status == FAILED
+    assert "1/2 nodes reached their first step" in str(job.error) and "node-1 is running" in str(job.error)
+
+
+def test_a_member_that_dies_before_the_first_table_is_made_up_for(make_world):
+    world = make_world(nodes=2, spares=1)
+    world.join("node-0", "node-1", "node-2")
+    job = world.submit()
+    world.controller.node_exited("node-0", "exited (1)")
+    for name in ("node-1", "node-2"):
+        world.nodes[name].parks()
+    assert world.tables() == [["node-1", "node-2"]] and job.status == RESTORING
+
+
+# ---- a node dies ---------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_node_is_suspected_then_dead_and_the_spare_takes_its_very_seat(make_world):
+    world = make_world(nodes=3, spares=1)
+    job = world.start(steps=3)
+    world.silent = {"node-1"}
+    world.pass_time(0.4)
+    assert world.verdict("node-1") == "SUSPECT" and job.status == RUNNING
+    assert [event.source for event in world.events("node.suspected")] == ["node-1"]
+    world.pass_time(0.4)
+    assert world.verdict("node-1") == "DEAD"
+    assert world.tables() == [["node-0", "node-1", "node-2"], ["node-0", "node-3", "node-2"]]
+    assert job.generation == 2 and job.table.ranks_of("node-3") == (1,)
+    assert "declared dead" in world.nodes["node-1"].dropped
+    for survivor in ("node-0", "node-2"):
+        assert world.nodes[survivor].words() == ["Welcome", "RunJob", "Join", "Terminate", "Join"]
+        assert world.nodes[survivor].last(messages.Terminate).generation == 1
+    assert world.nodes["node-3"].words() == ["Welcome", "RunJob", "Join"], "a spare has nothing to stop"
+    assert world.provider.started == []
+
+
+def test_a_restored_world_runs_again_and_the_record_tells_how_it_got_there(make_world):
+    world = make_world(nodes=2, spares=1)
+    job = world.start(steps=3)
+    world.silent = {"node-1"}
+    world.pass_time(0.56)
+    world.nodes["node-0"].stops()
+    world.pass_time(0.1)
+    world.seat()
+    world.nodes["node-0"].worker_says(messages.Spans(generation=2, spans=[["connect", 1.0, 1.5]], complete=True,
+                                                     source="live"))
+    world.commit(4)
+    assert job.status == RUNNING and job.recovery is None
+    (finished,) = world.events("recovery.finished")
+    assert (finished.generation, finished.data["cause"], finished.data["nodes"]) == (2, "node", ["node-1"])
+    assert finished.data["rung"] == "live" and finished.data["attempts"] == 1
+    assert list(finished.data["phases"]) == ["detect", "terminate", "replace", "ranktable", "continue", "connect"]
+    (started,) = world.events("recovery.started")
+    (died,) = world.events("node.died")
+    assert started.at - died.data["evidence"] == pytest.approx(0.55, abs=0.05), "found when the silence was long enough"
+    assert [event.step for event in world.events("step.committed")] == [1, 2, 3, 4]
+
+
+def test_a_node_whose_process_ended_is_dead_at_once(make_world):
+    world = make_world()
+    job = world.start()
+    world.controller.node_exited("node-0", "killed by SIGKILL")
+    assert job.status == RECOVERING
+    world.decide()
+    assert world.tables()[-1] == ["node-2", "node-1"]
+    assert world.events("node.died")[0].data["reason"] == "killed by SIGKILL"
+
+
+def test_a_closed_link_alone_is_no_death(make_world):
+    world = make_world()
+    job = world.start()
+    node = world.nodes["node-1"]
+    world.controller.node_unlinked("node-1", node.link)
+    world.pass_time(0.2)
+    node.hello()
+    world.pass_time(1.0)
+    assert (world.verdict("node-1"), job.status, job.generation) == ("ALIVE", RUNNING, 1)
+    assert node.last(messages.Welcome).fresh is False
+
+
+def test_a_suspect_that_speaks_again_is_alive(make_world):
+    world = make_world()
+    job = world.start()
+    world.silent = {"node-1"}
+    world.pass_time(0.4)
+    assert world.verdict("node-1") == "SUSPECT"
+    world.silent = set()
+    world.pass_time(0.6)
+    assert (world.verdict("node-1"), job.generation) == ("ALIVE", 1)
+
+
+def test_a_controller_that_was_away_accuses_nobody(make_world):
+    world = make_world()
+    job = world.start()
+    world.pass_time(0.2)
+    world.clock.now += 30.0  # it was stopped, or the machine was busy: the heartbeats wait in its sockets
+    world.controller.tick()
+    assert [world.verdict(name) for name in world.nodes] == ["ALIVE"] * 3
+    assert world.events("node.suspected") == [] and job.status == RUNNING
+    world.pass_time(0.6)
+    assert [world.verdict(name) for name in world.nodes] == ["ALIVE"] * 3
+
+
+def test_two_nodes_that_die_together_are_replaced_together(make_world):
+    world = make_world(nodes=3, spares=2)
+    job = world.start()
+    world.controller.node_exited("node-0", "gone")
+    world.controller.node_exited("node-2", "gone")
+    world.decide()
+    assert job.generation == 2 and world.tables()[-1] == ["node-3", "node-1", "node-4"]
+    assert len(world.events("recovery.started")) == 1
+    assert job.recovery.nodes == ["node-0", "node-2"]
+
+
+def test_without_a_spare_the_provider_is_asked_and_the_new_node_gets_the_seat(make_world):
+    world = make_world(nodes=2, spares=0)
+    job = world.start()
+    world.controller.node_exited("node-0", "gone")
+    world.decide()
+    assert world.provider.started == ["node-2"]
+    assert [event.source for event in world.events("node.requested")] == ["node-2"]
+    assert (job.status, len(world.tables())) == (RECOVERING, 1)
+    world.join("node-2")
+    world.pass_time(0.1)
+    assert len(world.tables()) == 1, "it has not reached its first step yet"
+    world.nodes["node-2"].parks()
+    assert world.tables()[-1] == ["node-2", "node-1"]
+
+
+def test_after_a_spare_was_promoted_a_new_one_is_started_behind_the_jobs_back(make_world):
+    world = make_world(nodes=2, spares=1, replenish=True)
+    job = world.start()
+    world.controller.node_exited("node-0", "gone")
+    world.decide()
+    assert world.provider.started == [], "not while the job waits"
+    world.seat()
+    world.commit(2)
+    assert world.provider.started == ["node-3"] and job.status == RUNNING
+
+
+def test_a_spare_that_dies_disturbs_nobody(make_world):
+    world = make_world()
+    job = world.start()
+    world.silent = {"node-2"}
+    world.pass_time(SILENCE)
+    assert world.verdict("node-2") == "DEAD"
+    assert (job.status, job.generation) == (RUNNING, 1)
+    assert "Terminate" not in world.nodes["node-0"].words()
+
+
+def test_a_dead_node_that_stays_away_is_given_back(make_world):
+    world = make_world()
+    world.start()
+    world.silent = {"node-1"}
+    world.pass_time(SILENCE)
+    assert world.provider.removed == []
+    world.pass_time(10.0)
+    assert world.provider.removed == ["node-1"] and world.verdict("node-1") == "gone"
+
+
+# ---- a node that was given up comes back ---------------------------------------------------------------------------
+
+
+def test_a_node_that_comes_back_from_the_dead_must_start_over(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    world.silent = {"node-1"}
+    world.pass_time(SILENCE)
+    world.silent = set()
+    old = world.nodes["node-1"]
+    old.hello()
+    assert old.last(messages.Welcome).fresh is True
+    (fenced,) = world.events("node.fenced")
+    assert fenced.source == "node-1" and fenced.data["refused"][0]["generation"] == 1
+    assert job.table.ranks_of("node-1") == () and world.controller.roster.get("node-1").workers == {}
+    assert old.words()[-1] == "RunJob", "it may be of use as a spare"
+    world.pass_time(11.0)
+    assert world.provider.removed == [], "and is not taken away any more"
+
+
+def test_steps_from_a_generation_without_a_seat_are_refused_and_change_nothing(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    world.silent = {"node-1"}
+    world.pass_time(SILENCE)
+    world.seat()
+    world.nodes["node-0"].commits(4)  # of two
+    old = world.nodes["node-1"]
+    old.hello()
+    for generation in (2, 9):
+        old.beat([old.record(4, generation=generation)])
+    assert [(event.generation, event.data["node"]) for event in world.events("message.refused")] == [
+        (2, "node-1"), (9, "node-1")]
+    assert job.ledger.step == 3 and job.status == RESTORING
+    old.beat([old.record(step, generation=1) for step in (1, 2, 3)])
+    assert [event.step for event in world.events("step.committed")] == [1, 2, 3]
+    world.nodes["node-2"].commits(4)
+    assert job.ledger.step == 4 and job.status == RUNNING
+
+
+def test_a_worker_of_the_past_cannot_finish_the_present(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    world.silent = {"node-1"}
+    world.pass_time(SILENCE)
+    world.seat()
+    world.commit(4)
+    old = world.nodes["node-1"]
+    old.hello()
+    old.finishes()
+    assert job.finished == {} and job.status == RUNNING
+
+
+def test_a_second_process_with_a_live_nodes_name_is_refused(make_world):
+    world = make_world()
+    job = world.start()
+    thief = Node(world, "node-1", instance="another")
+    with pytest.raises(BadMessage, match="node-1 is already linked by another process"):
+        thief.hello()
+    assert thief.sent == []
+    world.pass_time(1.0)
+    assert (job.status, job.generation, world.verdict("node-1")) == (RUNNING, 1, "ALIVE")
+
+
+def test_a_node_may_not_say_what_only_the_controller_says(make_world):
+    world = make_world()
+    world.start()
+    with pytest.raises(BadMessage, match="a node does not send Welcome"):
+        world.controller.node_said("node-0", messages.Welcome(fresh=True, heartbeat_s=1.0, lease_s=1.0))
+
+
+# ---- failures during recovery --------------------------------------------------------------------------------------
+
+
+def test_a_failure_while_the_group_is_being_restored_leads_to_the_next_generation(make_world):
+    world = make_world(nodes=3, spares=2)
+    job = world.start()
+    world.controller.node_exited("node-0", "gone")
+    world.decide()
+    world.seat()
+    assert (job.generation, job.status) == (2, RESTORING)
+    world.controller.node_exited("node-1", "gone too")
+    assert len(world.events("recovery.abandoned")) == 1
+    world.decide()
+    assert world.tables()[1:] == [["node-3", "node-1", "node-2"], ["node-3", "node-4", "node-2"]]
+    assert world.nodes["node-2"].words()[-4:] == ["Terminate", "Join", "Terminate", "Join"]
+    assert world.nodes["node-2"].last(messages.Terminate).generation == 2
+    world.seat()
+    world.commit(2)
+    assert job.status == RUNNING and world.events("recovery.finished")[0].data["attempts"] == 2
+
+
+def test_a_failure_while_a_new_node_is_awaited_is_decided_on_as_well(make_world):
+    world = make_world(nodes=3, spares=0)
+    job = world.start()
+    world.controller.node_exited("node-0", "gone")
+    world.decide()
+    assert (world.provider.started, job.status) == (["node-3"], RECOVERING)
+    world.controller.node_exited("node-1", "gone too")
+    world.decide()
+    assert world.provider.started == ["node-3", "node-4"] and job.plan == ["node-3", "node-4", "node-2"]
+    world.join("node-3", "node-4")
+    for name in ("node-3", "node-4"):
+        world.nodes[name].parks()
+    assert world.tables()[1:] == [["node-3", "node-4", "node-2"]] and job.generation == 2
+
+
+def test_a_replacement_that_dies_before_it_is_seated_is_replaced_itself(make_world):
+    world = make_world(nodes=2, spares=0)
+    job = world.start()
+    world.controller.node_exited("node-1", "gone")
+    world.decide()
+    world.controller.node_exited("node-2", "did not even say hello")
+    world.decide()
+    assert world.provider.started == ["node-2", "node-3"]
+    world.join("node-3")
+    world.nodes["node-3"].parks()
+    assert world.tables()[1:] == [["node-0", "node-3"]] and job.generation == 2
+
+
+def test_a_replacement_that_never_comes_up_is_replaced_after_its_time(make_world):
+    world = make_world(nodes=2, spares=0, start_timeout_s=3.0)
+    job = world.start()
+    world.controller.node_exited("node-1", "gone")
+    world.pass_time(3.2)
+    assert "did not come up in 3 s" in world.events("node.died")[-1].data["reason"]
+    assert world.provider.started == ["node-2", "node-3"] and job.plan == ["node-0", "node-3"]
+
+
+# ---- shrinking and growing -----------------------------------------------------------------------------------------
+
+
+def test_the_world_shrinks_when_no_node_can_be_had(make_world):
+    world = make_world(nodes=3, spares=0, replace=False)
+    job = world.start(min_nodes=2)
+    world.controller.node_exited("node-1", "gone")
+    world.decide()
+    assert world.provider.started == [] and world.tables()[-1] == ["node-0", "node-2"]
+    assert [seat.rank for seat in job.table.seats] == [0, 1], "the ranks close up"
+    world.seat()
+    world.commit(2)
+    assert job.status == RUNNING and world.events("step.committed")[-1].data["world"] == 2
+
+
+def test_the_world_does_not_shrink_below_its_minimum(make_world):
+    world = make_world(nodes=2, spares=0, replace=False)
+    job = world.start()
+    world.controller.node_exited("node-1", "gone")
+    world.decide()
+    assert job.status == FAILED and isinstance(job.error, RecoveryExhausted)
+    assert "1 of 2 nodes are left, the job needs 2" in str(job.error)
+
+
+def test_a_node_that_comes_back_makes_the_world_grow_again(make_world):
+    world = make_world(nodes=2, spares=0, replace=False)
+    job = world.start(min_nodes=1)
+    world.silent = {"node-1"}
+    world.pass_time(SILENCE)
+    world.seat()
+    world.commit(2)
+    assert job.table.nodes == ("node-0",)
+    world.silent = set()
+    back = world.nodes["node-1"]
+    back.hello()
+    back.places = {}
+    world.pass_time(0.2)
+    assert job.generation == 2, "its worker has not parked yet"
+    back.restarts_worker()
+    assert job.generation == 3 and world.tables()[-1] == ["node-0", "node-1"]
+    assert world.nodes["node-0"].words()[-2:] == ["Terminate", "Join"]
+    world.seat()
+    world.commit(3)
+    assert job.status == RUNNING and world.events("recovery.finished")[-1].data["cause"] == "grow"
+    assert "grow" not in job.spent
+
+
+# ---- workers that fail ---------------------------------------------------------------------------------------------
+
+
+def test_a_crashed_worker_is_started_again_on_its_node(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    world.nodes["node-1"].fails("worker killed by SIGKILL")
+    assert world.nodes["node-0"].words()[-1] == "Terminate"
+    world.decide()
+    assert world.nodes["node-1"].last(messages.RunJob).local_ranks == [0]
+    assert len(world.tables()) == 1, "not before it has parked"
+    world.nodes["node-1"].restarts_worker()
+    assert world.tables()[-1] == ["node-0", "node-1"] and job.generation == 2
+
+
+def test_last_words_of_a_replaced_worker_are_not_taken_for_its_successors(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    node = world.nodes["node-1"]
+    node.fails("killed")
+    world.decide()
+    node.worker_says(messages.Parked(seconds=0.1))  # still with the old pid
+    node.fails("killed again?")
+    world.decide()
+    assert len(world.events("worker.failed")) == 1 and len(world.tables()) == 1
+    node.restarts_worker()
+    assert job.generation == 2
+
+
+def test_a_worker_that_computes_for_too_long_is_started_again(make_world):
+    world = make_world(nodes=2, spares=0)
+    job = world.start(steps=0)
+    for step in range(1, 8):
+        world.pass_time(0.02)
+        world.commit(step)
+    world.nodes["node-0"].is_at(Place.COMMUNICATING)
+    world.nodes["node-1"].is_at(Place.COMPUTING)
+    world.pass_time(0.9)
+    assert job.status == RUNNING
+    world.pass_time(0.2)
+    assert [(event.source, event.data["cause"]) for event in world.events("worker.failed")] == [("node-1", "stall")]
+    assert world.nodes["node-1"].last(messages.RunJob).local_ranks == [0]
+
+
+def test_ranks_that_lost_each_other_without_a_death_build_their_group_again(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    for node in world.members():
+        node.stops()
+    world.pass_time(0.7)
+    assert job.generation == 1, "who died is usually known by then"
+    world.pass_time(0.3)
+    assert world.tables()[-1] == ["node-0", "node-1"] and job.generation == 2
+    assert world.events("recovery.started")[0].data["cause"] == "link"
+
+
+def test_a_spares_worker_that_crashes_is_retried_a_few_times_and_disturbs_nobody(make_world):
+    world = make_world()
+    job = world.start(steps=1)
+    spare = world.nodes["node-2"]
+    for _ in range(5):
+        spare.fails()
+        spare.restarts_worker()
+    assert len(world.events("worker.restarted")) == 3
+    assert (job.status, job.generation) == (RUNNING, 1)
+
+
+def test_a_fatal_error_of_a_worker_ends_the_job_with_that_very_error(make_world):
+    world = make_world()
+    job = world.start(steps=1)
+    fatal = ConfigError("ctx.protect must come before the loop", hint="move it up", line=12)
+    world.nodes["node-1"].fails("ConfigError: ...", fatal=fatal.to_dict())
+    world.decide()
+    assert job.status == FAILED
+    assert isinstance(job.error, ConfigError) and job.error.hint == "move it up" and job.error.line == 12
+
+
+def test_a_crash_on_every_rank_ends_the_job_with_the_workers_traceback(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    for node in world.members():
+        node.fails("ValueError: nan", traceback="Traceback: line 7")
+    world.decide()
+    assert isinstance(job.error, TrainingFailed)
+    assert "every rank failed: ValueError: nan" in str(job.error) and job.error.traceback == "Traceback: line 7"
+
+
+def test_a_crash_loop_ends_in_recovery_exhausted_with_its_history(make_world):
+    world = make_world()
+    job = world.start(steps=1, budgets={"crash": 2})
+    node = world.nodes["node-1"]
+    for attempt in range(3):
+        assert job.status != FAILED
+        node.fails(f"ValueError: number {attempt}", traceback=f"Traceback {attempt}")
+        world.decide()
+        if job.status != FAILED:
+            node.restarts_worker()
+            world.seat()
+            world.commit(2 + attempt)
+    assert job.status == FAILED and isinstance(job.error, RecoveryExhausted)
+    assert job.error.cause == "crash" and job.error.traceback == "Traceback 2"
+    assert [row["detail"] for row in job.error.history] == [f"ValueError: number {n}" for n in range(3)]
+    assert [row["generation"] for row in job.error.history] == [1, 2, 3]
+    assert "3 failures, 3 steps committed" in str(job.error)
+
+
+def test_a_budget_is_full_again_after_a_long_calm(make_world):
+    world = make_world()
+    job = world.start(steps=1, budgets={"crash": 1}, refill_steps=5)
+    node = world.nodes["node-1"]
+    for begin in (1, 10):
+        node.fails()
+        world.decide()
+        node.restarts_worker()
+        world.seat()
+        for step in range(begin + 1, begin + 9):
+            world.commit(step)
+    assert job.status == RUNNING and job.generation == 3
+
+
+# ---- the policy ----------------------------------------------------------------------------------------------------
+
+
+def broken_policy(snapshot, budgets):
+    raise ZeroDivisionError("a student's mistake")
+
+
+@pytest.mark.parametrize(("policy", "words"), [
+    (broken_policy, "the policy raised ZeroDivisionError: a student's mistake"),
+    (lambda snapshot, budgets: None, "returned None"),
+    (lambda snapshot, budgets: "Replace", "returned 'Replace'"),
+    (lambda snapshot, budgets: Continue, "which is no Action"),
+    (lambda snapshot: Continue(), "the policy raised TypeError"),
+], ids=["raises", "nothing", "a string", "a class", "too few arguments"])
+def test_a_bad_policy_ends_the_job_and_says_why(make_world, policy, words):
+    world = make_world()
+    job = world.start(policy=policy)
+    world.controller.node_exited("node-1", "gone")
+    world.decide()
+    assert job.status == FAILED and isinstance(job.error, BadPolicy) and words in str(job.error)
+    assert world.nodes["node-0"].words()[-2:] == ["Release", "EndJob"]
+
+
+def test_the_policy_is_asked_with_what_is_known(make_world):
+    seen = []
+
+    def curious(snapshot, budgets):
+        seen.append((snapshot, dict(budgets)))
+        return decide(snapshot, budgets)
+
+    world = make_world(nodes=3, spares=1, replace=False)
+    world.start(steps=4, policy=curious, min_nodes=2, budgets={"node": 5})
+    world.controller.node_exited("node-1", "gone")
+    world.decide()
+    ((snapshot, budgets),) = seen
+    assert [(failure.cause, failure.node, failure.detail) for failure in snapshot.failures] == [
+        ("node", "node-1", "gone")]
+    assert (snapshot.members, snapshot.spares) == (("node-0", "node-1", "node-2"), ("node-3",))
+    assert (snapshot.wanted, snapshot.minimum, snapshot.can_start) == (3, 2, False)
+    assert (snapshot.step, snapshot.holders) == (4, 2)
+    assert budgets == {"node": 5, "crash": 3, "stall": 3, "link": 8}
+
+
+def test_a_stall_that_repeats_on_one_node_is_told_to_the_policy(make_world):
+    seen = []
+
+    def curious(snapshot, budgets):
+        seen.append(dict(snapshot.repeats))
+        return Restart(restart=(("node-1", 0),)) if snapshot.failures else Wait()
+
+    world = make_world()
+    world.start(policy=curious)
+    for step in (2, 3):
+        world.nodes["node-1"].fails(cause="stall")
+        world.decide()
+        world.nodes["node-1"].restarts_worker()
+        world.seat()
+        world.commit(step)
+    assert seen == [{"node-1": 0}, {"node-1": 1}]
+
+
+# ---- the end -------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_finished_only_when_all_ranks_are(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    world.nodes["node-0"].finishes()
+    assert job.status == RUNNING
+    world.nodes["node-1"].finishes()
+    assert job.status == FINISHED
+    (end,) = world.events("job.finished")
+    assert (end.step, end.data["status"], end.data["agree"], end.data["digest"]) == (3, FINISHED, True, "d" * 8)
+    assert all(node.words()[-2:] == ["Release", "EndJob"] for node in world.nodes.values())
+
+
+def test_ranks_that_end_in_different_states_are_told(make_world):
+    world = make_world()
+    world.start(steps=3)
+    world.nodes["node-0"].finishes("a" * 8)
+    world.nodes["node-1"].finishes("b" * 8)
+    (end,) = world.events("job.finished")
+    assert end.data["agree"] is False and "digest" not in end.data
+
+
+def test_a_rank_that_finished_before_a_failure_must_finish_again(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    world.nodes["node-0"].finishes()
+    world.controller.node_exited("node-1", "gone at the last moment")
+    world.decide()
+    assert world.tables()[-1] == ["node-0", "node-2"]
+    world.seat()
+    world.nodes["node-2"].finishes()
+    assert job.status == RESTORING
+    world.nodes["node-0"].finishes()
+    assert job.status == FINISHED and [row["node"] for row in job.finished.values()] == ["node-2", "node-0"]
+
+
+def test_ranks_with_different_samples_are_told(make_world):
+    world = make_world()
+    world.start(steps=0)
+    world.nodes["node-0"].commits(1, digest=1)
+    world.nodes["node-1"].commits(1, digest=2)
+    assert [event.step for event in world.events("samples.disagreed")] == [1]
+
+
+def test_a_cancelled_job_is_over_and_makes_room_for_the_next(make_world):
+    world = make_world()
+    job = world.start(steps=2)
+    world.controller.cancel(job)
+    assert isinstance(job.error, JobCancelled) and "at step 2" in str(job.error)
+    world.controller.cancel(job)
+    assert len(world.events("job.finished")) == 1
+    second = world.submit()
+    for node in world.nodes.values():
+        assert node.words()[-1] == "RunJob"
+        node.places = {}
+        node.parks()
+    assert second.status == RESTORING and second.generation == 2, "generations are never used twice"
+
+
+def test_words_of_an_ended_job_change_nothing(make_world):
+    world = make_world()
+    job = world.start(steps=2)
+    world.controller.cancel(job)
+    before = len(world.log.events)
+    world.nodes["node-0"].fails()
+    world.nodes["node-0"].beat()
+    world.pass_time(0.3)
+    assert len(world.log.events) == before
+
+
+def test_heartbeats_are_answered_with_the_newest_committed_step(make_world):
+    world = make_world()
+    world.start(steps=3)
+    world.nodes["node-0"].beat()
+    assert world.nodes["node-0"].sent[-1] == messages.Ack(step=3)
+
+
+def test_the_status_names_ranks_and_roles(make_world):
+    world = make_world()
+    world.start(steps=3)
+    status = world.controller.status()
+    assert [(node["name"], node["role"], node["ranks"]) for node in status["nodes"]] == [
+        ("node-0", "member", [0]), ("node-1", "member", [1]), ("node-2", "spare", [])]
+    assert (status["job"]["step"], status["job"]["status"], status["generation"]) == (3, RUNNING, 1)

@@ -1,0 +1,153 @@
+"""The reference policy: a table of what broke, when, and with what budget → what to do."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftlab.recovery.policy import Abort, Continue, Failure, Grow, Replace, Restart, Shrink, Snapshot, Wait, decide
+
+BUDGETS = {"node": 8, "crash": 3, "stall": 3, "link": 8}
+CALM = Snapshot(failures=(), members=("node-0", "node-1", "node-2"), spares=(), wanted=3, minimum=3, can_start=False,
+                step=10, holders=2)
+
+
+def node(name: str, **more: Any) -> Failure:
+    return Failure(cause="node", node=name, detail=f"{name} is silent", **more)
+
+
+def crash(name: str, local_rank: int = 0, **more: Any) -> Failure:
+    return Failure(cause="crash", node=name, local_rank=local_rank, detail=f"ValueError on {name}", **more)
+
+
+def stall(name: str) -> Failure:
+    return Failure(cause="stall", node=name, local_rank=0, detail=f"{name} computes for 9.0 s")
+
+
+LINK = Failure(cause="link", detail="ranks lost each other")
+EVERY_RANK_CRASHED = (crash("node-0"), crash("node-1"), crash("node-2"))
+
+WORKER = (("node-1", 0),)
+TABLE = {
+    "a lost node gives its seat to a spare":
+        ([node("node-1")], {"spares": ("node-3", "node-4")}, Replace(seats={"node-1": "node-3"})),
+    "the spare is used even when new nodes could be had":
+        ([node("node-1")], {"spares": ("node-3",), "can_start": True}, Replace(seats={"node-1": "node-3"})),
+    "without a spare a new node is asked for":
+        ([node("node-1")], {"can_start": True}, Replace(seats={"node-1": None})),
+    "a new node is asked for before the world shrinks":
+        ([node("node-1")], {"can_start": True, "minimum": 1}, Replace(seats={"node-1": None})),
+    "two lost nodes share one spare and one new node, in rank order":
+        ([node("node-2"), node("node-0")], {"spares": ("node-3",), "can_start": True, "holders": 1},
+         Replace(seats={"node-0": "node-3", "node-2": None})),
+    "too few spares and no new nodes: the world shrinks by all that were lost":
+        ([node("node-0"), node("node-2")], {"spares": ("node-3",), "minimum": 1, "holders": 1},
+         Shrink(lost=("node-0", "node-2"))),
+    "the world shrinks down to its minimum":
+        ([node("node-1")], {"minimum": 2}, Shrink(lost=("node-1",))),
+    "a crashed worker is started again on its own node":
+        ([crash("node-1")], {"spares": ("node-3",)}, Restart(restart=WORKER)),
+    "two crashed workers of one node are both started again":
+        ([crash("node-1", 0), crash("node-1", 1)], {}, Restart(restart=(("node-1", 0), ("node-1", 1)))),
+    "a second crash on the same node is still only a restart":
+        ([crash("node-1")], {"repeats": {"node-1": 2}, "spares": ("node-3",)}, Restart(restart=WORKER)),
+    "all ranks crashing before the first step are started again":
+        (EVERY_RANK_CRASHED, {"step": 0, "holders": 0},
+         Restart(restart=(("node-0", 0), ("node-1", 0), ("node-2", 0)))),
+    "a stalled worker is started again the first time":
+        ([stall("node-1")], {"spares": ("node-3",)}, Restart(restart=WORKER)),
+    "a node whose worker stalls a second time loses its seat":
+        ([stall("node-1")], {"spares": ("node-3",), "repeats": {"node-1": 1}}, Replace(seats={"node-1": "node-3"})),
+    "stalls on another node do not count against this one":
+        ([stall("node-1")], {"spares": ("node-3",), "repeats": {"node-0": 2}}, Restart(restart=WORKER)),
+    "when several nodes stall at once the fault is not theirs":
+        ([stall("node-0"), stall("node-1")], {"spares": ("node-3",), "repeats": {"node-0": 1, "node-1": 1}},
+         Restart(restart=(("node-0", 0), ("node-1", 0)))),
+    "a broken link is built again with the same members":
+        ([LINK], {"spares": ("node-3",)}, Continue()),
+    "a link that broke together with a worker needs no action of its own":
+        ([LINK, crash("node-1")], {}, Restart(restart=WORKER)),
+    "a lost node and a crashed worker elsewhere are mended together":
+        ([node("node-0"), crash("node-1")], {"spares": ("node-3",)},
+         Replace(seats={"node-0": "node-3"}, restart=WORKER)),
+    "shrinking restarts crashed workers elsewhere too":
+        ([node("node-0"), crash("node-1")], {"minimum": 2}, Shrink(lost=("node-0",), restart=WORKER)),
+    "a crash on a node that died as well is not restarted there":
+        ([crash("node-1"), node("node-1")], {"spares": ("node-3",)}, Replace(seats={"node-1": "node-3"})),
+    "a node without a seat is not replaced":
+        ([node("node-7"), LINK], {"spares": ("node-3",)}, Continue()),
+    "a lost node before the first step is replaced although nobody holds state":
+        ([node("node-1")], {"spares": ("node-3",), "step": 0, "holders": 0}, Replace(seats={"node-1": "node-3"})),
+    "one holder is enough":
+        ([node("node-0"), node("node-1")], {"spares": ("node-3", "node-4"), "holders": 1},
+         Replace(seats={"node-0": "node-3", "node-1": "node-4"})),
+    "a free node joins when a member is missing":
+        ([], {"wanted": 4, "spares": ("node-3", "node-4")}, Grow(added=("node-3",))),
+    "as many free nodes join as are missing":
+        ([], {"wanted": 6, "spares": ("node-3", "node-4")}, Grow(added=("node-3", "node-4"))),
+    "nothing grows in a full world":
+        ([], {"spares": ("node-3",)}, Wait(reason="nothing is wrong")),
+    "nothing grows without a free node":
+        ([], {"wanted": 4}, Wait(reason="nothing is wrong")),
+}
+
+
+@pytest.mark.parametrize(("failures", "moment", "action"), TABLE.values(), ids=TABLE.keys())
+def test_the_policy_decides(failures, moment, action):
+    assert decide(replace(CALM, failures=tuple(failures), **moment), BUDGETS) == action
+
+
+REFUSALS = {
+    "too few nodes are left":
+        ([node("node-1")], {"minimum": 3}, BUDGETS, "RecoveryExhausted", "node", "2 of 3 nodes are left"),
+    "the world would fall below its minimum":
+        ([node("node-1"), node("node-2")], {"minimum": 2, "holders": 1}, BUDGETS, "RecoveryExhausted", "node",
+         "the job needs 2"),
+    "nobody holds the state any more":
+        ([node("node-0")], {"spares": ("node-3",), "holders": 0}, BUDGETS, "StateLost", "node", "step 10"),
+    "every rank raised after the first step":
+        (EVERY_RANK_CRASHED, {"holders": 0}, BUDGETS, "TrainingFailed", "crash", "ValueError on node-0"),
+    "no retry can mend it":
+        ([node("node-0"), crash("node-1", fatal=True)], {"spares": ("node-3",)}, BUDGETS, "TrainingFailed", "crash",
+         "ValueError on node-1"),
+    "a fatal error comes before an empty budget":
+        ([crash("node-1", fatal=True)], {}, {}, "TrainingFailed", "crash", "ValueError on node-1"),
+    "a cause that nobody budgeted":
+        ([Failure(cause="gremlin", node="node-1")], {}, BUDGETS, "RecoveryExhausted", "gremlin", "'gremlin'"),
+}
+
+
+@pytest.mark.parametrize(("failures", "moment", "budgets", "error", "cause", "words"), REFUSALS.values(),
+                         ids=REFUSALS.keys())
+def test_the_policy_gives_up_when(failures, moment, budgets, error, cause, words):
+    action = decide(replace(CALM, failures=tuple(failures), **moment), budgets)
+    assert isinstance(action, Abort)
+    assert (action.error, action.cause) == (error, cause)
+    assert words in action.reason
+
+
+@pytest.mark.parametrize("failure", [node("node-1"), crash("node-1"), stall("node-1"), LINK], ids=lambda it: it.cause)
+def test_an_exhausted_budget_names_its_cause_and_the_last_failure(failure):
+    moment = replace(CALM, failures=(failure,), spares=("node-3",))
+    spent = {**BUDGETS, failure.cause: 0}
+    action = decide(moment, spent)
+    assert isinstance(action, Abort)
+    assert (action.error, action.cause) == ("RecoveryExhausted", failure.cause)
+    assert f"'{failure.cause}'" in action.reason and failure.detail in action.reason
+    assert not isinstance(decide(moment, {**spent, failure.cause: 1}), Abort), "the last recovery may be used"
+
+
+def test_budgets_of_other_causes_do_not_matter():
+    moment = replace(CALM, failures=(crash("node-1"),))
+    assert decide(moment, {"crash": 1}) == Restart(restart=WORKER)
+
+
+@pytest.mark.parametrize(("failures", "moment", "action"), TABLE.values(), ids=TABLE.keys())
+def test_the_policy_is_pure(failures, moment, action):
+    snapshot, budgets = replace(CALM, failures=tuple(failures), **moment), dict(BUDGETS)
+    before = copy.deepcopy(snapshot)
+    assert decide(snapshot, budgets) == decide(snapshot, budgets)
+    assert snapshot == before and budgets == BUDGETS

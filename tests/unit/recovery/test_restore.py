@@ -1,0 +1,187 @@
+"""A controller that was killed: its journal and its nodes bring it back to where it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ftlab.messages import Place
+from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RUNNING
+from ftlab.recovery.policy import decide
+from ftlab.recovery.restore import GRACE_S, restore
+from tests.unit.recovery.harness import World
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+@pytest.fixture
+def come_back(monkeypatch, journal):
+    """The controller of a world dies, and a new one starts from its journal; the nodes live on."""
+
+    def come_back(old: World, *, policies: list[str] | None = None, away: float = 0.3) -> World:
+        old.log.close()
+        old.clock.now += away
+        new = World(monkeypatch, path=journal, clock=old.clock, **old.config.to_dict())
+        new.nodes, new.job = old.nodes, old.job
+        for node in new.nodes.values():
+            node.world, node.sent = new, []
+
+        def load_policy(job: str):
+            if policies is not None:
+                policies.append(job)
+            return decide
+
+        assert restore(new.controller, load_policy) is True
+        new.job = new.controller.job
+        return new
+
+    return come_back
+
+
+def test_an_empty_journal_restores_nothing(make_world, journal):
+    world = make_world(path=journal)
+    assert restore(world.controller, lambda job: decide) is False
+    assert world.controller.job is None
+
+
+def test_job_seats_generation_steps_and_verdicts_come_from_the_journal(make_world, come_back, journal):
+    old = make_world(path=journal, nodes=3, spares=1)
+    old.start(steps=3, min_nodes=2, budgets={"crash": 1})
+    old.silent = {"node-1"}
+    old.pass_time(0.8)
+    old.seat()
+    for step in (4, 5):
+        old.commit(step)
+    loaded: list[str] = []
+    new = come_back(old, policies=loaded)
+    job = new.controller.job
+    assert job is not old.controller.job and job.to_dict() == old.controller.job.to_dict()
+    assert job.config == old.controller.job.config and loaded == [job.id]
+    assert job.plan == ["node-0", "node-3", "node-2"] and job.table == old.controller.job.table
+    assert job.tables == old.controller.job.tables
+    assert (new.controller.generation, job.ledger.step, job.status) == (2, 5, RUNNING)
+    assert [new.verdict(f"node-{number}") for number in range(4)] == ["ALIVE", "DEAD", "ALIVE", "ALIVE"]
+    assert job.budgets() == {"node": 7, "crash": 1, "stall": 3, "link": 8}
+
+
+def test_nodes_that_say_hello_again_train_on_in_the_same_generation(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.start(steps=3)
+    for node in old.members():  # one of them made another step meanwhile
+        node.is_at(Place.COMPUTING)
+    new = come_back(old)
+    for node in new.nodes.values():
+        node.hello()
+        assert node.words() == ["Welcome"] and node.sent[0].fresh is False
+    new.pass_time(0.2)
+    assert (new.job.status, new.job.generation, new.job.reattaching) == (RUNNING, 1, False)
+    assert new.events("recovery.started") == []
+    new.commit(4)
+    assert [event.step for event in new.events("step.committed")] == [1, 2, 3, 4]
+
+
+def test_steps_that_were_made_while_it_was_away_are_entered(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.start(steps=2)
+    new = come_back(old)
+    for node in new.members():
+        node.hello()
+    for node in new.members():
+        node.beat([node.record(step) for step in (1, 2, 3, 4, 5)])
+    assert [event.step for event in new.events("step.committed")] == [1, 2, 3, 4, 5]
+    assert new.job.ledger.step == 5
+
+
+def test_a_member_that_does_not_come_back_is_dead_after_the_grace_and_replaced(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.start(steps=3)
+    new = come_back(old)
+    for name in ("node-0", "node-2"):
+        new.nodes[name].hello()
+    new.silent = {"node-1"}
+    new.pass_time(GRACE_S)
+    assert new.verdict("node-1") == "ALIVE" and new.job.reattaching
+    new.pass_time(1.0)
+    assert new.verdict("node-1") == "DEAD"
+    assert new.tables()[-1] == ["node-0", "node-2"] and new.job.generation == 2
+
+
+def test_a_member_whose_workers_are_gone_leads_to_a_recovery(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.start(steps=3)
+    new = come_back(old)
+    new.nodes["node-0"].hello()
+    new.nodes["node-2"].hello()
+    new.nodes["node-1"].places = {}  # its lease ran out: it started over
+    new.nodes["node-1"].hello()
+    assert new.job.status == RECOVERING
+    new.decide()
+    new.nodes["node-1"].restarts_worker()
+    assert new.tables()[-1] == ["node-0", "node-1"] and new.job.generation == 2
+
+
+def test_a_member_that_was_replaced_by_another_process_is_not_taken_for_the_old_one(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.start(steps=3)
+    new = come_back(old)
+    new.nodes["node-0"].hello()
+    new.nodes["node-1"].instance, new.nodes["node-1"].places = "another", {}
+    new.nodes["node-1"].hello()
+    assert new.nodes["node-1"].words()[:2] == ["Welcome", "RunJob"] and new.nodes["node-1"].sent[0].fresh
+    assert new.job.status == RECOVERING
+    new.decide()
+    new.nodes["node-1"].restarts_worker()
+    assert new.job.generation == 2
+
+
+@pytest.mark.parametrize("how", ["finished", "cancelled"])
+def test_a_job_that_was_over_stays_over(make_world, come_back, journal, how):
+    old = make_world(path=journal)
+    job = old.start(steps=2)
+    if how == "finished":
+        for node in old.members():
+            node.finishes()
+    else:
+        old.controller.cancel(job)
+    new = come_back(old)
+    assert new.job.status == (FINISHED if how == "finished" else FAILED) and not new.job.reattaching
+    assert str(new.job.error) == str(job.error) and type(new.job.error) is type(job.error)
+    for node in new.nodes.values():
+        node.places = {}
+        node.hello()
+    assert all(node.words() == ["Welcome"] for node in new.nodes.values())
+
+
+def test_a_node_that_was_asked_for_is_still_expected_and_its_name_not_used_again(make_world, come_back, journal):
+    old = make_world(path=journal, nodes=2, spares=0)
+    old.start(steps=2)
+    old.controller.roster.start()
+    new = come_back(old)
+    assert new.controller.roster.get("node-2").joined is False
+    assert new.controller.roster.start() == "node-3"
+
+
+def test_a_node_that_was_given_back_is_forgotten(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.start(steps=2)
+    old.silent = {"node-1"}
+    old.pass_time(0.8)
+    old.seat()
+    old.commit(3)
+    old.pass_time(10.2)
+    assert old.verdict("node-1") == "gone"
+    new = come_back(old)
+    assert new.verdict("node-1") == "gone"
+
+
+def test_a_torn_last_line_is_ignored(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.start(steps=3)
+    with journal.open("ab") as file:
+        file.write(b'{"kind":"step.committed","seq":99,"st')
+    new = come_back(old)
+    assert (new.job.ledger.step, new.job.generation, new.job.status) == (3, 1, RUNNING)

@@ -1,0 +1,72 @@
+"""A worker's page: written by one process, read by another at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ftlab.messages import Place
+from ftlab.train.status import StatusPage
+
+
+def in_a_child(work) -> None:
+    """Run something in a forked process and wait for its end."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_new_page_says_that_its_worker_starts():
+    progress = StatusPage().read()
+    assert (progress.generation, progress.rank, progress.step, progress.place) == (0, -1, 0, Place.STARTING)
+
+
+def test_what_a_child_writes_its_parent_reads():
+    page = StatusPage()
+
+    def train() -> None:
+        page.generation, page.rank = 3, 2
+        page.move(Place.COMPUTING)
+        page.commit(41, at=123.5)
+        page.move(Place.COMMUNICATING)
+
+    in_a_child(train)
+    progress = page.read()
+    assert (progress.generation, progress.rank, progress.step) == (3, 2, 41)
+    assert progress.place == Place.COMMUNICATING and progress.committed_at == 123.5
+    assert progress.since > 123.5
+
+
+def test_a_page_outlives_a_worker_and_is_reset_for_the_next():
+    page = StatusPage()
+    in_a_child(lambda: page.commit(1 << 40, at=1.0))
+    assert page.read().step == 1 << 40
+    page.reset()
+    assert (page.read().step, page.read().rank, page.read().place) == (0, -1, Place.STARTING)
+
+
+def test_a_commit_moves_out_of_the_step():
+    page = StatusPage()
+    page.move(Place.COMMUNICATING)
+    page.commit(7, at=99.0)
+    progress = page.read()
+    assert (progress.place, progress.since, progress.committed_at, progress.step) == (Place.OUTSIDE, 99.0, 99.0, 7)
+
+
+def test_pages_do_not_share_their_memory():
+    first, second = StatusPage(), StatusPage()
+    first.commit(5, at=1.0)
+    assert second.read().step == 0
+
+
+def test_progress_is_fit_for_a_message():
+    page = StatusPage()
+    page.move(Place.PARKED)
+    told = json.loads(json.dumps(page.read().to_dict()))
+    assert told["place"] == 1 and set(told) == {"generation", "rank", "step", "place", "since", "committed_at"}
