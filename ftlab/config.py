@@ -15,6 +15,7 @@ from typing import Any, Self
 from ftlab.errors import ConfigError
 
 CLUSTER_LABEL = "FTLAB_CLUSTER"  # every process of a cluster carries it in its environment
+FOLDER_LABEL = "FTLAB_FOLDER"  # and this: the cluster's folder
 MAX_MESSAGE_BYTES = 4 << 20  # one message on a link
 MAX_CODE_BYTES = 256 << 20  # one pickled train function
 
@@ -108,8 +109,8 @@ def runs_dir() -> Path:
     return Path(os.environ.get("FTLAB_RUNS") or Path(tempfile.gettempdir()) / f"ftlab-{os.getuid()}")
 
 
-def child_environment(cluster: str) -> dict[str, str]:
+def child_environment(cluster: str, folder: Path) -> dict[str, str]:
     """The environment of a cluster's launcher: labelled, and single-threaded until a worker decides otherwise."""
     quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
              "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return {**os.environ, **quiet, CLUSTER_LABEL: cluster}
+    return {**os.environ, **quiet, CLUSTER_LABEL: cluster, FOLDER_LABEL: str(folder)}

@@ -67,6 +67,7 @@ class FromWorker(Message):
     """A worker's message, passed on by its agent."""
 
     job: str
+    run: str  # of RunJob: tells a worker from the one it replaced
     local_rank: int
     pid: int
     body: dict[str, Any]  # an encoded worker message
@@ -96,6 +97,7 @@ class RunJob(Message):
     """Start the workers of a job and let them run up to their first step."""
 
     job: str
+    run: str  # a new name each time: what workers say is only taken under the name they were last started with
     spec: dict[str, Any]
     local_ranks: list[int] | None = None  # None: all; else only these (a worker is replaced)
 

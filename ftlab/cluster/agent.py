@@ -55,6 +55,7 @@ class NodeIdentity:
 class _Worker:
     local_rank: int
     job: str
+    run: str
     control: Connection
     output: int
     filter: OutputFilter
@@ -207,7 +208,7 @@ class NodeAgent:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         logs = self.identity.logs
-        worker = _Worker(local_rank, message.job, mine, reading,
+        worker = _Worker(local_rank, message.job, message.run, mine, reading,
                          OutputFilter(logs / f"{self.identity.name}-{local_rank}.log" if logs else None))
         spec = WorkerSpec(node=self.identity.name, local_rank=local_rank, code=code, path=message.spec["path"],
                           config=message.spec["config"])
@@ -257,7 +258,7 @@ class NodeAgent:
         worker.urgent = worker.urgent or isinstance(message, messages.Spans)  # the first step of a generation
         if isinstance(message, messages.Finished):
             self._send_heartbeat()  # the steps before it first
-        self._pass_on(messages.FromWorker(job=worker.job, local_rank=worker.local_rank, pid=worker.pid,
+        self._pass_on(messages.FromWorker(job=worker.job, run=worker.run, local_rank=worker.local_rank, pid=worker.pid,
                                           body=messages.encode(message)))
 
     def _on_output(self, worker: _Worker) -> None:
@@ -280,7 +281,7 @@ class NodeAgent:
         if not worker.reported:
             progress = self.pages[worker.local_rank].read()
             self._pass_on(messages.FromWorker(
-                job=worker.job, local_rank=worker.local_rank, pid=worker.pid,
+                job=worker.job, run=worker.run, local_rank=worker.local_rank, pid=worker.pid,
                 body=messages.encode(messages.Failed(cause="crash", detail=f"worker {describe_exit(status)}",
                                                      generation=progress.generation, step=progress.step))))
         self._forget(worker)
@@ -320,7 +321,7 @@ class _Report:
         self._worker, self._page = worker, page
 
     def to_dict(self) -> dict[str, Any]:
-        return {"local_rank": self._worker.local_rank, "pid": self._worker.pid, "job": self._worker.job,
+        return {"local_rank": self._worker.local_rank, "pid": self._worker.pid, "run": self._worker.run,
                 **self._page.read().to_dict()}
 
 

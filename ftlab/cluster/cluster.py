@@ -172,7 +172,7 @@ class Cluster:
 
     def record(self, kind: str, **fields: Any) -> None:
         """Put a fault's receipt into the event log."""
-        self.api.post("/api/events", {"kind": kind, **fields})
+        self.api.post("/api/events", {"kind": kind, "id": secrets.token_hex(8), **fields})
 
     def expect_step(self, step: int) -> None:
         """Have this step reported at once, not with the next heartbeat."""
@@ -202,7 +202,7 @@ class Cluster:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             json.dump(settings, file)
         mine, theirs = Pipe()
-        environment = child_environment(self.name)
+        environment = child_environment(self.name, self._folder)
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         with (self._folder / "launcher.log").open("wb") as log:
             launcher = subprocess.Popen(

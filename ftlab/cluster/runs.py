@@ -20,9 +20,10 @@ from typing import Any
 
 import psutil
 
-from ftlab.config import CLUSTER_LABEL, runs_dir
+from ftlab.config import CLUSTER_LABEL, FOLDER_LABEL, runs_dir
 
 CARD = "cluster.json"
+_STARTING_S = 30.0  # for which a folder may be without a card
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,9 @@ def write_card(folder: Path, card: dict[str, Any]) -> None:
 def read_cards() -> Iterator[dict[str, Any]]:
     """The cards of all clusters of this user whose launcher lives."""
     for path in sorted(runs_dir().glob(f"*/{CARD}")):
-        with contextlib.suppress(OSError, ValueError):
-            card = json.loads(path.read_text())
-            if is_running(int(card["launcher_pid"]), str(card["cluster"])):
-                yield card
+        card = _read_card(path.parent)
+        if card:
+            yield card
 
 
 def is_running(pid: int, cluster: str) -> bool:
@@ -82,22 +82,21 @@ def is_running(pid: int, cluster: str) -> bool:
 def labelled() -> dict[str, list[int]]:
     """The pids that carry a cluster's label, by cluster."""
     found: dict[str, list[int]] = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            cluster = process.environ().get(CLUSTER_LABEL) if process.uids().real == os.getuid() else None
-            if cluster and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                found.setdefault(cluster, []).append(process.pid)
+    for cluster, _, pid in _labelled_processes():
+        found.setdefault(cluster, []).append(pid)
     return found
 
 
 def find_leftovers() -> list[Leftover]:
-    """What earlier runs left behind: clusters without a launcher, that have had time to end by themselves."""
-    alive = {card["cluster"] for card in read_cards()}
-    processes = labelled()
-    folders = {path.name: path for path in runs_dir().glob("*") if path.is_dir()} if runs_dir().is_dir() else {}
-    names = sorted((set(processes) | set(folders)) - alive)
-    return [Leftover(name, folders.get(name), tuple(processes.get(name, ()))) for name in names
-            if not _is_starting(folders.get(name), processes.get(name))]
+    """What earlier runs left behind: folders and processes of clusters whose launcher is gone."""
+    found: dict[str, Leftover] = {}
+    folders = [path for path in runs_dir().glob("*") if path.is_dir()] if runs_dir().is_dir() else []
+    for folder in folders:
+        found[folder.name] = Leftover(folder.name, folder)
+    for cluster, folder, pid in _labelled_processes():
+        before = found.get(cluster, Leftover(cluster, folder if folder.is_dir() else None))
+        found[cluster] = Leftover(cluster, before.folder or folder, (*before.pids, pid))
+    return [each for each in sorted(found.values(), key=lambda each: each.cluster) if not _is_alive(each)]
 
 
 def reap() -> list[Leftover]:
@@ -112,8 +111,33 @@ def reap() -> list[Leftover]:
     return found
 
 
-def _is_starting(folder: Path | None, pids: list[int] | None) -> bool:
-    """A cluster that is just being started has a young folder and no card yet."""
+def _labelled_processes() -> Iterator[tuple[str, Path, int]]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid == os.getpid() or process.uids().real != os.getuid():
+                continue
+            environment = process.environ()
+            cluster, folder = environment.get(CLUSTER_LABEL), environment.get(FOLDER_LABEL)
+            if cluster and folder and process.status() != psutil.STATUS_ZOMBIE:
+                yield cluster, Path(folder), process.pid
+
+
+def _is_alive(found: Leftover) -> bool:
+    """Whether the cluster has its launcher, or is just being started and has no card yet."""
+    if found.folder is None:
+        return False
+    if _read_card(found.folder):
+        return True
     with contextlib.suppress(OSError):
-        return bool(folder and pids and not (folder / CARD).exists() and time.time() - folder.stat().st_mtime < 60)
+        young = time.time() - found.folder.stat().st_mtime < _STARTING_S
+        return young and not (found.folder / CARD).exists()
     return False
+
+
+def _read_card(folder: Path) -> dict[str, Any] | None:
+    """A cluster's card, if its launcher lives."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        card: dict[str, Any] = json.loads((folder / CARD).read_text())
+        if is_running(int(card["launcher_pid"]), str(card["cluster"])):
+            return card
+    return None

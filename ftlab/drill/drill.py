@@ -19,9 +19,9 @@ from typing import Any, TextIO
 from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.job import Job
 from ftlab.cluster.runs import labelled
-from ftlab.config import DEFAULT_BUDGETS, runs_dir
+from ftlab.config import DEFAULT_BUDGETS, ClusterConfig, runs_dir
 from ftlab.drill.verdict import compare
-from ftlab.errors import FaultError, FtlabError, UnknownFault
+from ftlab.errors import ConfigError, FaultError, FtlabError, UnknownFault
 from ftlab.faults import Fault, Pending, Schedule, make, random_schedule
 from ftlab.report.report import Report
 from ftlab.train.example import train_network
@@ -54,6 +54,11 @@ class DrillPlan:
     settings: dict[str, Any] = field(default_factory=dict)  # of the cluster
     say: Callable[[str], None] = lambda text: None
     echo: TextIO | None = None
+
+    def __post_init__(self) -> None:
+        ClusterConfig(nodes=self.nodes, spares=self.spares, procs_per_node=self.procs_per_node, **self.settings)
+        if self.steps < 20:
+            raise ConfigError(f"steps must be at least 20: a fault needs steps before and after it (got {self.steps})")
 
 
 def run_drill(name: str, twin: Report | None = None, **plan: Any) -> Report:

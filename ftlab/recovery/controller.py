@@ -352,18 +352,19 @@ class Controller:
     # ---- workers and the end -------------------------------------------------------------------------------
 
     def _assign(self, node: NodeView, job: Job) -> None:
-        node.job, node.workers = job.id, {}
-        node.send(messages.RunJob(job=job.id, spec=job.spec()))
+        run = secrets.token_hex(4)
+        node.job, node.workers = job.id, {local: WorkerView(run) for local in range(self.config.procs_per_node)}
+        node.send(messages.RunJob(job=job.id, run=run, spec=job.spec()))
 
     def _restart_workers(self, job: Job, workers: tuple[tuple[str, int], ...]) -> None:
         for name, local_rank in workers:
             node = self.roster.get(name)
             if node is None or not node.alive:
                 continue
-            old = node.workers.get(local_rank)
-            node.workers[local_rank] = WorkerView(replaces=old.pid if old else 0)
+            run = secrets.token_hex(4)
+            node.workers[local_rank] = WorkerView(run)
             self.log.record("worker.restarted", source=name, local_rank=local_rank)
-            node.send(messages.RunJob(job=job.id, spec=job.spec(), local_ranks=[local_rank]))
+            node.send(messages.RunJob(job=job.id, run=run, spec=job.spec(), local_ranks=[local_rank]))
 
     def _end(self, job: Job, status: str, error: FtlabError | None = None) -> None:
         job.status, job.error = status, error

@@ -45,8 +45,8 @@ class Hearing:
 
     def worker(self, job: Job, node: NodeView, wrapper: messages.FromWorker) -> None:
         """One worker's message."""
-        view = node.workers.setdefault(wrapper.local_rank, WorkerView())
-        if not view.is_about(wrapper.pid):
+        view = node.workers.get(wrapper.local_rank)
+        if view is None or not view.is_about(wrapper.run):
             return  # a worker that was already replaced
         view.pid = wrapper.pid
         message = messages.decode(wrapper.body)

@@ -84,7 +84,7 @@ class Roster:
         node.job = "" if fresh else hello.job
         if fresh:
             node.workers = {}
-        node.take_progress(hello.workers)
+        node.take_progress(hello.workers, adopt=not fresh)
         node.send(messages.Welcome(fresh=fresh, heartbeat_s=self.config.heartbeat_s, lease_s=self.config.lease_s))
         return node, fresh
 

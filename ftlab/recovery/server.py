@@ -187,6 +187,9 @@ class _Jobs(_Base):
         body = self.request.body
         if not _CODE.match(str(head.get("job", ""))) or not body:
             raise BadMessage("a job needs an id and its code")
+        if head["job"] in self.server.controller.jobs:  # asked again, because the answer was lost
+            self.finish({"job": head["job"]})
+            return
         job = Job(id=head["job"], name=str(head.get("name", "train")), config=JobConfig.from_dict(head["config"]),
                   wanted=self.server.controller.config.nodes, path=list(head.get("path", [])))
         self.server.submit(job, body[:len(body) - size], body[len(body) - size:])
@@ -221,9 +224,11 @@ class _Events(_Base):
         kind = str(body.get("kind", ""))
         if not re.fullmatch(r"(fault|lab|drill)\.[a-z_]+", kind):
             raise BadMessage(f"clients may record fault.*, drill.* and lab.* events, not {kind!r}")
-        event = self.server.controller.log.record(kind, source=body.get("source"), at=body.get("at"),
-                                                  **dict(body.get("data") or {}))
-        self.finish({"seq": event.seq})
+        log, key = self.server.controller.log, str(body.get("id", ""))
+        known = next((event for event in reversed(log.events) if key and event.data.get("id") == key), None)
+        event = known or log.record(kind, source=body.get("source"), at=body.get("at"), id=key or None,
+                                    **dict(body.get("data") or {}))
+        self.finish({"seq": event.seq})  # a client that lost the answer asks again: once is enough
 
 
 class _WatchStep(_Base):

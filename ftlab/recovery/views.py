@@ -19,8 +19,8 @@ _STANDINGS = {Place.OUTSIDE: Standing.OUTSIDE, Place.COMPUTING: Standing.COMPUTI
 class WorkerView:
     """One worker, as last reported."""
 
+    run: str  # the name it was started under; what was said under another name is about its predecessor
     pid: int = 0
-    replaces: int = 0  # pid of the worker it stands in for, whose last words may still arrive
     parked: bool = False  # has reached its first step
     failed: bool = False
     generation: int = 0  # of its last seat
@@ -47,9 +47,9 @@ class WorkerView:
         """Whether it still waits in an ended generation, at one of these places, where nothing can hold it any more."""
         return not self.failed and 0 < self.generation < generation and self.place in places
 
-    def is_about(self, pid: int) -> bool:
-        """Whether a report of process `pid` is about this worker."""
-        return not self.failed and pid != self.replaces and self.pid in (0, pid)
+    def is_about(self, run: str) -> bool:
+        """Whether a report is about this worker, and not about one that was given up."""
+        return not self.failed and self.run == run
 
     def update(self, report: dict[str, Any]) -> None:
         """Take over what a heartbeat says."""
@@ -95,13 +95,15 @@ class NodeView:
         return self.alive and self.link is not None and self.job == job and len(self.workers) >= procs and \
             all(worker.ready for worker in self.workers.values())
 
-    def take_progress(self, reports: list[dict[str, Any]]) -> None:
-        """Take over what a heartbeat says of its workers; those of another job are on their way out."""
+    def take_progress(self, reports: list[dict[str, Any]], adopt: bool = False) -> None:
+        """Take over what a heartbeat says of its workers; `adopt` also those this controller did not start."""
         for report in reports:
-            if report.get("job") == self.job:
-                view = self.workers.setdefault(int(report["local_rank"]), WorkerView())
-                if view.is_about(int(report["pid"])):
-                    view.update(report)
+            local_rank, run = int(report["local_rank"]), str(report["run"])
+            if adopt:
+                self.workers.setdefault(local_rank, WorkerView(run))
+            view = self.workers.get(local_rank)
+            if view is not None and view.is_about(run):
+                view.update(report)
 
     def send(self, message: messages.Message) -> None:
         """Send if there is a link; a node without one learns what it missed when it comes back."""

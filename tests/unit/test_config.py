@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from ftlab import config
-from ftlab.config import CLUSTER_LABEL, DEFAULT_BUDGETS, ClusterConfig, JobConfig, child_environment, runs_dir
+from ftlab.config import (
+    CLUSTER_LABEL,
+    DEFAULT_BUDGETS,
+    FOLDER_LABEL,
+    ClusterConfig,
+    JobConfig,
+    child_environment,
+    runs_dir,
+)
 from ftlab.errors import ConfigError
 
 BAD_CLUSTERS = [
@@ -89,6 +97,7 @@ def test_the_run_folder_is_the_users_own_unless_the_environment_names_one(monkey
 
 def test_a_clusters_processes_are_labelled_and_keep_the_users_environment(monkeypatch):
     monkeypatch.setenv("HOMEMADE", "yes")
-    environment = child_environment("abc")
-    assert environment[CLUSTER_LABEL] == "abc" and environment["HOMEMADE"] == "yes"
+    environment = child_environment("abc", Path("/runs/abc"))
+    assert environment[CLUSTER_LABEL] == "abc" and environment[FOLDER_LABEL] == "/runs/abc"
+    assert environment["HOMEMADE"] == "yes"
     assert environment["OMP_NUM_THREADS"] == "1"

@@ -20,10 +20,10 @@ TABLE = seat_nodes(2, [("node-0", "127.0.1.1")], 1).to_dict()
 EXAMPLES: list[Message] = [
     messages.Hello(node="node-1", address="127.0.1.2", pid=7, instance="i", job="j", workers=[{"pid": 8}]),
     messages.Heartbeat(workers=[{"place": int(Place.PARKED)}], steps=[{"step": 1}], output=[[0, 1, "line"]]),
-    messages.FromWorker(job="j", local_rank=0, pid=9, body=encode(messages.Parked(seconds=0.5))),
+    messages.FromWorker(job="j", run="r", local_rank=0, pid=9, body=encode(messages.Parked(seconds=0.5))),
     messages.Welcome(fresh=True, heartbeat_s=0.1, lease_s=5.0),
     messages.Ack(step=3),
-    messages.RunJob(job="j", spec={"config": {}, "path": []}, local_ranks=[0, 1]),
+    messages.RunJob(job="j", run="r", spec={"config": {}, "path": []}, local_ranks=[0, 1]),
     messages.EndJob(job="j"),
     messages.ToWorkers(job="j", body=encode(messages.Release())),
     messages.Watch(step=4),
@@ -67,9 +67,9 @@ def test_whole_numbers_will_do_where_a_fraction_is_meant():
 
 
 def test_nothing_may_be_nothing_only_where_that_is_allowed():
-    assert loads('{"kind":"RunJob","job":"j","spec":{},"local_ranks":null}').local_ranks is None
+    assert loads('{"kind":"RunJob","job":"j","run":"r","spec":{},"local_ranks":null}').local_ranks is None
     with pytest.raises(BadMessage, match=r"RunJob\.spec must be dict, got NoneType"):
-        loads('{"kind":"RunJob","job":"j","spec":null}')
+        loads('{"kind":"RunJob","job":"j","run":"r","spec":null}')
 
 
 GARBAGE: list[tuple[bytes | str, str]] = [
@@ -104,7 +104,7 @@ GARBAGE: list[tuple[bytes | str, str]] = [
     ('{"kind":"Heartbeat","steps":{}}', "Heartbeat.steps must be list, got dict"),
     ('{"kind":"ToWorkers","job":"j","body":[]}', "ToWorkers.body must be dict, got list"),
     ('{"kind":"EndJob","job":5}', "EndJob.job must be str, got int"),
-    ('{"kind":"RunJob","job":"j","spec":{},"local_ranks":"all"}', "RunJob.local_ranks must be list, got str"),
+    ('{"kind":"RunJob","job":"j","run":"r","spec":{},"local_ranks":"all"}', "RunJob.local_ranks must be list, got str"),
     (b'{"kind":"EndJob","job":"' + b"x" * MAX_MESSAGE_BYTES + b'"}', "is too large: the limit is"),
 ]
 

@@ -13,14 +13,13 @@ import pytest
 
 from ftlab.cluster import packets
 from ftlab.cluster.packets import Cut
-from tests.conftest import require
 
 PATIENCE_S = 20.0
 SILENCE_S = 0.15
 
 
 @pytest.fixture(autouse=True)
-def filters():
+def filters(require):
     reason = packets.available()
     require("filters", not reason, reason)
 

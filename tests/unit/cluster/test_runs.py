@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from ftlab.cluster import runs
-from ftlab.config import CLUSTER_LABEL
+from ftlab.config import CLUSTER_LABEL, FOLDER_LABEL, runs_dir
 
 SLEEPER = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
 
@@ -37,9 +37,10 @@ def sleeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | None], 
         [psutil.Process(os.getpid()), *(psutil.Process(child.pid) for child in children if child.returncode is None)]))
 
     def start(cluster: str | None) -> subprocess.Popen:
-        environment = {name: value for name, value in os.environ.items() if name != CLUSTER_LABEL}
+        environment = {name: value for name, value in os.environ.items() if name not in (CLUSTER_LABEL, FOLDER_LABEL)}
+        labels = {CLUSTER_LABEL: cluster, FOLDER_LABEL: str(runs_dir() / cluster)} if cluster else {}
         child = subprocess.Popen(SLEEPER, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                 env=environment | ({CLUSTER_LABEL: cluster} if cluster else {}))
+                                 env=environment | labels)
         assert child.stdout is not None
         child.stdout.readline()
         children.append(child)
@@ -110,8 +111,9 @@ def test_what_a_dead_launcher_left_behind_is_found_and_removed(folder, sleeper):
 def test_a_folder_without_processes_and_processes_without_a_folder_are_leftovers_too(folder, sleeper):
     orphan = sleeper("no-folder")
     empty = runs.make_folder("no-process")
-    assert [(each.cluster, each.folder, each.pids) for each in runs.find_leftovers()] == [
-        ("no-folder", None, (orphan.pid,)), ("no-process", empty, ())]
+    os.utime(empty, (1.0, 1.0))
+    assert [(each.cluster, each.pids) for each in runs.find_leftovers()] == [
+        ("no-folder", (orphan.pid,)), ("no-process", ())]
     runs.reap()
     assert orphan.wait(timeout=20) == -9 and not empty.exists()
 
@@ -122,6 +124,14 @@ def test_a_cluster_that_runs_is_not_touched(folder, sleeper):
     runs.write_card(made, card("alive", launcher.pid))
     assert runs.find_leftovers() == [] == runs.reap()
     assert launcher.poll() is None and node.poll() is None and made.exists()
+
+
+def test_a_cluster_that_runs_from_another_folder_is_not_touched(folder, sleeper, monkeypatch):
+    launcher = sleeper("alive")
+    runs.write_card(runs.make_folder("alive"), card("alive", launcher.pid))
+    monkeypatch.setenv("FTLAB_RUNS", str(folder.parent / "others"))
+    assert runs.find_leftovers() == [] == runs.reap()
+    assert launcher.poll() is None
 
 
 def test_a_cluster_that_is_just_being_started_is_not_touched(folder, sleeper):

@@ -67,8 +67,9 @@ def test_nobody_waits_where_all_hold_the_state():
 
 # ---- one parcel ----------------------------------------------------------------------------------------------------
 
-STATE = {"w": torch.arange(300_000.0), "bias": torch.tensor(2.5), "none": torch.empty(0, 3), "flag": torch.tensor([True]),
-         "half": torch.rand(7).to(torch.bfloat16), "strided": torch.arange(12.0).reshape(3, 4).t(), "step": 4}
+STATE = {"w": torch.arange(300_000.0), "bias": torch.tensor(2.5), "none": torch.empty(0, 3),
+         "flag": torch.tensor([True]), "half": torch.rand(7).to(torch.bfloat16),
+         "strided": torch.arange(12.0).reshape(3, 4).t(), "step": 4}
 
 
 class World:

@@ -70,11 +70,16 @@ class Node:
         self.dropped = ""  # why the controller closed the link
         self.pids = {local: 1000 + 10 * self.pid + local for local in range(world.config.procs_per_node)}
         self.places: dict[int, dict[str, Any]] = {}
+        self.ordered: dict[int, str] = {}  # the runs it was last told to start
+        self.runs: dict[int, str] = {}  # the runs its workers say they belong to
 
     # ---- what the controller does to it
 
     def link(self, message: Message) -> None:
         self.sent.append(message)
+        if isinstance(message, messages.RunJob):
+            for local in self.pids if message.local_ranks is None else message.local_ranks:
+                self.ordered[local] = message.run
 
     def drop(self, reason: str) -> None:
         self.dropped = reason
@@ -109,6 +114,7 @@ class Node:
 
     def parks(self) -> None:
         for local in self.pids:
+            self.runs[local] = self.ordered[local]
             self._move(local, place=Place.PARKED)
             self.worker_says(messages.Parked(seconds=0.1), local)
 
@@ -146,6 +152,7 @@ class Node:
     def restarts_worker(self, local: int = 0) -> None:
         """Start the worker again, with another pid, and let it park."""
         self.pids[local] += 1
+        self.runs[local] = self.ordered[local]
         self._move(local, place=Place.PARKED, generation=0, step=0, rank=-1)
         self.worker_says(messages.Parked(seconds=0.1), local)
 
@@ -157,8 +164,8 @@ class Node:
 
     def worker_says(self, message: Message, local: int = 0) -> None:
         assert self.world.job is not None
-        self._say(messages.FromWorker(job=self.world.job.id, local_rank=local, pid=self.pids[local],
-                                      body=messages.encode(message)))
+        self._say(messages.FromWorker(job=self.world.job.id, run=self.runs[local], local_rank=local,
+                                      pid=self.pids[local], body=messages.encode(message)))
 
     def _say(self, message: Message) -> None:
         self.world.controller.node_said(self.name, messages.loads(messages.dumps(message)))
@@ -169,7 +176,8 @@ class Node:
 
     def _progress(self) -> list[dict[str, Any]]:
         job = self.world.job.id if self.world.job else ""
-        return [{**progress, "place": int(progress["place"]), "local_rank": local, "pid": self.pids[local], "job": job}
+        return [{**progress, "place": int(progress["place"]), "local_rank": local, "pid": self.pids[local],
+                 "run": self.runs[local], "job": job}
                 for local, progress in self.places.items()]
 
 

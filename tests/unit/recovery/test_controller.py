@@ -238,7 +238,8 @@ def test_a_node_that_comes_back_from_the_dead_must_start_over(make_world):
     assert old.last(messages.Welcome).fresh is True
     (fenced,) = world.events("node.fenced")
     assert fenced.source == "node-1" and fenced.data["refused"][0]["generation"] == 1
-    assert job.table.ranks_of("node-1") == () and world.controller.roster.get("node-1").workers == {}
+    assert job.table.ranks_of("node-1") == ()
+    assert not any(worker.holds_state for worker in world.controller.roster.get("node-1").workers.values())
     assert old.words()[-1] == "RunJob", "it may be of use as a spare"
     world.pass_time(11.0)
     assert world.provider.removed == [], "and is not taken away any more"
@@ -421,7 +422,7 @@ def test_last_words_of_a_replaced_worker_are_not_taken_for_its_successors(make_w
     node = world.nodes["node-1"]
     node.fails("killed")
     world.decide()
-    node.worker_says(messages.Parked(seconds=0.1))  # still with the old pid
+    node.worker_says(messages.Parked(seconds=0.1))  # still under its old name
     node.fails("killed again?")
     world.decide()
     assert len(world.events("worker.failed")) == 1 and len(world.tables()) == 1
@@ -454,6 +455,9 @@ def test_ranks_that_lost_each_other_without_a_death_build_their_group_again(make
     world.pass_time(0.3)
     assert world.tables()[-1] == ["node-0", "node-1"] and job.generation == 2
     assert world.events("recovery.started")[0].data["cause"] == "link"
+    order = [event.kind for event in world.log.events
+             if event.kind in ("recovery.started", "action.decided", "membership.changed")]
+    assert order[-3:] == ["recovery.started", "action.decided", "membership.changed"], "first decide, then act"
 
 
 def test_a_spares_worker_that_crashes_is_retried_a_few_times_and_disturbs_nobody(make_world):
@@ -617,6 +621,17 @@ def test_a_rank_that_finished_before_a_failure_must_finish_again(make_world):
     assert job.status == RESTORING
     world.nodes["node-0"].finishes()
     assert job.status == FINISHED and [row["node"] for row in job.finished.values()] == ["node-2", "node-0"]
+
+
+def test_an_end_that_was_told_for_an_old_generation_does_not_count(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    survivor = world.nodes["node-0"]
+    world.controller.node_exited("node-1", "gone")
+    world.decide()
+    assert job.generation == 2
+    survivor.finishes()  # it was on its way when the generation ended
+    assert job.finished == {} and job.moved == set()
 
 
 def test_ranks_with_different_samples_are_told(make_world):
