@@ -8,6 +8,7 @@ one only) is ignored on reading; `kill -9` of the writer loses nothing that `app
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -48,6 +49,8 @@ class EventLog:
     def __init__(self, path: Path | None = None) -> None:
         self.events: list[Event] = list(read_events(path)) if path and path.exists() else []
         self.listeners: list[Callable[[Event], None]] = []
+        if path and path.exists():
+            _drop_torn_line(path)
         self._file = path.open("a", buffering=1, encoding="utf-8") if path else None
 
     def record(self, kind: str, **fields: Any) -> Event:
@@ -67,6 +70,14 @@ class EventLog:
         if self._file:
             self._file.close()
             self._file = None
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off a last line that a crash left unfinished, so that the next one does not grow onto it."""
+    raw = path.read_bytes()
+    whole = raw.rfind(b"\n") + 1
+    if whole < len(raw):
+        os.truncate(path, whole)
 
 
 def read_events(path: Path) -> Iterator[Event]:

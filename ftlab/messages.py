@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 from ftlab.config import MAX_MESSAGE_BYTES
 from ftlab.errors import BadMessage
 
+RESERVED_VALUES = frozenset({"kind", "seq", "at", "source", "generation", "rank", "step", "data", "self", "world",
+                             "ranks", "samples", "digest"})  # a step's event has fields of its own by these names
+
 
 class Place(IntEnum):
     """Where the training thread is."""

@@ -37,6 +37,7 @@ class TrainingState:
             if not _is_protectable(part):
                 raise ConfigError(f"cannot protect {name}={type(part).__name__}: it has no state_dict() and "
                                   f"load_state_dict()", hint="pass a module, an optimizer, a dict, or give it both")
+            tree.pack(_save(part))  # what cannot travel is better known now than in a recovery
             self.parts[name] = part
 
     @property
@@ -109,21 +110,31 @@ class _Mark:
 
     def __init__(self, state: TrainingState) -> None:
         self.parameters = state.parameters()
-        self.buffers = [buffer for module in state.modules.values() for buffer in module.buffers()]
-        uncounted = {id(buffer) for module in state.modules.values() for layer in module.modules()
-                     if isinstance(layer, _NormBase) for buffer in layer.buffers()}
-        self.uncounted = [id(buffer) in uncounted for buffer in self.buffers]
+        layers = [layer for module in state.modules.values() for layer in module.modules()]
+        self.places = [(layer._buffers, name) for layer in layers for name, buffer in layer._buffers.items()
+                       if buffer is not None]
+        self.uncounted = [isinstance(layer, _NormBase) for layer in layers for buffer in layer._buffers.values()
+                          if buffer is not None]
         self.small = {name: part for name, part in state.parts.items()
                       if not isinstance(part, nn.Module | torch.optim.Optimizer)}
+        self.buffers = [self._buffer(index) for index in range(len(self.places))]
         self.copies = [buffer.detach().clone() for buffer in self.buffers]
         self.versions = [buffer._version for buffer in self.buffers]
         self.grads: list[torch.Tensor | None] = []
         self.saved: dict[str, Any] = {}
         self.parameter_versions: list[int] = []
 
+    def _buffer(self, index: int) -> torch.Tensor:
+        """The buffer that is in this place now; a forward pass may have put a new one there."""
+        layer, name = self.places[index]
+        buffer = layer[name]
+        assert buffer is not None
+        return buffer
+
     def take(self) -> None:
         for index in self.changed_indices():
-            self.copies[index].copy_(self.buffers[index])
+            self.buffers[index] = self._buffer(index)
+            self.copies[index] = self.buffers[index].detach().clone()
             self.versions[index] = self.buffers[index]._version
         self.grads = [parameter.grad for parameter in self.parameters]
         self.parameter_versions = [parameter._version for parameter in self.parameters]
@@ -131,15 +142,18 @@ class _Mark:
             self.saved = {name: copy.deepcopy(_save(part)) for name, part in self.small.items()}
 
     def changed_indices(self) -> list[int]:
-        return [index for index, buffer in enumerate(self.buffers) if buffer._version != self.versions[index]
-                or (self.uncounted[index] and not torch.equal(buffer, self.copies[index]))]
+        return [index for index, then in enumerate(self.buffers)
+                if (now := self._buffer(index)) is not then or now._version != self.versions[index]
+                or (self.uncounted[index] and not torch.equal(now, self.copies[index]))]
 
     def changed(self) -> list[torch.Tensor]:
-        return [self.buffers[index] for index in self.changed_indices() if self.buffers[index].is_floating_point()]
+        return [buffer for index in self.changed_indices() if (buffer := self._buffer(index)).is_floating_point()]
 
     def undo_buffers(self) -> None:
         with torch.no_grad():
             for index in self.changed_indices():
+                layer, name = self.places[index]
+                layer[name] = self.buffers[index]
                 self.buffers[index].copy_(self.copies[index])
                 self.versions[index] = self.buffers[index]._version
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-_TENSOR = "__tensor__"
+from ftlab.errors import ConfigError
+
+_TENSOR = "\0tensor"  # the key of a tensor's place in a header; nobody's own keys begin with a NUL
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Packed:
 
 
 def pack(tree: Any) -> Packed:
-    """Take a tree apart; the tensors are the tree's own, not copies."""
+    """Take a tree apart; the tensors are the tree's own, not copies. Raises ConfigError for what cannot travel."""
     tensors: list[torch.Tensor] = []
 
     def strip(value: Any) -> Any:
@@ -83,28 +88,42 @@ def _slots(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _rebuild(value: Any, change: Any) -> Any:
+    """A container with its items changed; numpy's numbers become Python's. Raises ConfigError for anything else."""
     if isinstance(value, dict):
-        return {key: change(item) for key, item in value.items()}
+        items = {key: change(item) for key, item in value.items()}
+        return type(value)(items) if type(value) in (Counter, OrderedDict) else items
     if isinstance(value, tuple):
         return tuple(change(item) for item in value)
     if isinstance(value, list):
         return [change(item) for item in value]
-    return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, _PLAIN):
+        return value
+    raise ConfigError(f"a {type(value).__name__} cannot be part of the training state: {str(value)[:80]!r}",
+                      hint="use numbers, strings, lists, dicts and tensors (torch.from_numpy for arrays)")
 
 
 def _feed(sha: Any, value: Any) -> None:
+    """Every value with its type and its length, so that no two trees run into the same bytes."""
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous()
-        sha.update(f"T{flat.dtype}{tuple(flat.shape)}".encode())
+        _feed_bytes(sha, "tensor", f"{flat.dtype}{tuple(flat.shape)}".encode())
         sha.update(flat.reshape(-1).view(torch.uint8).numpy().data if flat.numel() else b"")
     elif isinstance(value, dict):
-        sha.update(f"D{len(value)}".encode())
+        _feed_bytes(sha, "dict", str(len(value)).encode())
         for key, item in value.items():
-            sha.update(repr(key).encode())
+            _feed(sha, key)
             _feed(sha, item)
     elif isinstance(value, list | tuple):
-        sha.update(f"L{len(value)}".encode())
+        _feed_bytes(sha, "list" if isinstance(value, list) else "tuple", str(len(value)).encode())
         for item in value:
             _feed(sha, item)
     else:
-        sha.update(repr(value).encode())
+        plain = value.item() if isinstance(value, np.generic) else value
+        _feed_bytes(sha, type(plain).__name__, repr(plain).encode())
+
+
+def _feed_bytes(sha: Any, kind: str, raw: bytes) -> None:
+    sha.update(f"{kind}:{len(raw)}:".encode())
+    sha.update(raw)

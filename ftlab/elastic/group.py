@@ -48,13 +48,16 @@ class Group:
         self._before = {(fd, inode) for fd, inode, _ in _tcp_sockets()}
         self._own: set[tuple[int, int]] | None = None  # known once connected
         self._adopted: set[tuple[int, int]] = set()
+        self._store_sockets: set[tuple[int, int]] = set()  # a dead store is no lost peer
         self.store: Any = None
 
     def open_store(self) -> None:
         """Connect to the store that the controller hosts."""
         host, port = self.store_address
         self._check()
+        before = {(fd, inode) for fd, inode, _ in _tcp_sockets()}
         self.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+        self._store_sockets = {(fd, inode) for fd, inode, _ in _tcp_sockets()} - before
 
     def connect(self) -> None:
         """Build the group with all members of the table; blocks until all are there or the group is severed."""
@@ -106,7 +109,7 @@ class Group:
         """Whether a connection of the group is gone: tells a lost peer from a bug in the train function."""
         if self.severed:
             return True
-        own, seen, poll = self._own or set(), set(), select.poll()
+        own, seen, poll = (self._own or set()) - self._store_sockets, set(), select.poll()
         for fd, inode, sock in _tcp_sockets():
             if (fd, inode) in own:
                 seen.add((fd, inode))

@@ -27,7 +27,7 @@ def random_schedule(seed: int, count: int, nodes: Sequence[str], steps: int,
                     kinds: Sequence[str] = RANDOM_KINDS) -> Schedule:
     """`count` faults spread over a run of `steps` steps; some close together, some during the other's recovery."""
     draw = random.Random(seed)
-    low, high = max(5, steps // 20), max(6, int(steps * 0.85))
+    low, high = min(5, steps - 1), max(min(5, steps - 1), int(steps * 0.85))
     faults = []
     for at_step in sorted(draw.randint(low, high) for _ in range(count)):
         kind = draw.choice(list(kinds))

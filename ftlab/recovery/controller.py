@@ -31,6 +31,7 @@ from ftlab.recovery.watch import ProgressWatch
 
 TICK_S = 0.02
 GATHER_S = 0.004  # failures that arrive together are decided on together
+_ASK_AGAIN_S = 0.25  # a policy that said Wait
 _SPARE_RETRIES = 3  # of a worker that fails on a node without a seat
 
 
@@ -66,11 +67,15 @@ class Controller:
                         waited=round(time.monotonic() - node.started, 4) if fresh else None)
         if job and node.job != job.id:
             self._assign(node, job)
+        elif job and node.name not in job.plan:
+            self._restart_workers(job, tuple((node.name, local) for local in self._missing_workers(node)))
         self._reconcile()
 
     def node_said(self, name: str, message: messages.Message) -> None:
         """A message on a node's link."""
         node, job = self.roster.heard(name), self.job
+        if node is None:
+            raise BadMessage(f"{name} was declared dead: it must say hello again")
         current = job if job and not job.over else None
         if isinstance(message, messages.Heartbeat):
             node.take_progress(message.workers)
@@ -197,6 +202,10 @@ class Controller:
         action = self._ask_policy(job, self._snapshot(job, failures))
         if action is None:
             return
+        if isinstance(action, acts.Wait):  # ask again: something may have changed by then
+            job.failures, self._deciding = list(failures), True
+            self.later(_ASK_AGAIN_S, self._decide)
+            return
         for cause in sorted({failure.cause for failure in failures}):
             job.spend(cause)
         self._act(job, action)
@@ -219,12 +228,15 @@ class Controller:
         except Exception as error:
             self._end(job, FAILED, BadPolicy(f"the policy raised {type(error).__name__}: {error}"))
             return None
-        if not isinstance(action, acts.Action):
-            self._end(job, FAILED, BadPolicy(f"the policy returned {action!r}, which is no Action",
+        problem = acts.find_problem(action, snapshot)
+        if problem:
+            self._end(job, FAILED, BadPolicy(f"the policy returned {action!r}: {problem}",
                                              hint="return one of ftlab.recovery.policy's actions, e.g. Continue()"))
             return None
-        self.log.record("action.decided", generation=job.generation, action=type(action).__name__,
-                        detail={key: str(value) for key, value in vars(action).items() if value})
+        if action != job.last_action:
+            self.log.record("action.decided", generation=job.generation, action=type(action).__name__,
+                            detail={key: str(value) for key, value in vars(action).items() if value})
+        job.last_action = action if isinstance(action, acts.Wait) else None
         return action
 
     def _act(self, job: Job, action: acts.Action) -> None:
@@ -232,16 +244,17 @@ class Controller:
             self._end(job, FAILED, _error(job, action))
             return
         self._restart_workers(job, action.restart)
+        before = set(job.plan)
         if isinstance(action, acts.Replace):
             seats = {node: spare or self.roster.start() for node, spare in action.seats.items()}
             job.plan = [seats.get(name, name) for name in job.plan]
-            for node in self.roster.alive():  # given up for its workers, not dead: fresh ones make it a spare
-                if node.name in action.seats:
-                    self._assign(node, job)
         elif isinstance(action, acts.Shrink):
             job.plan = [name for name in job.plan if name not in action.lost]
         elif isinstance(action, acts.Grow):
             job.plan = [*job.plan, *action.added]
+        for node in self.roster.alive():  # given up for its workers, not dead: fresh ones make it a spare
+            if node.name in before - set(job.plan):
+                self._assign(node, job)
 
     # ---- the next thing that is due ------------------------------------------------------------------------
 
@@ -269,13 +282,14 @@ class Controller:
             return False
         job.reattaching = False
         now = time.monotonic()
-        for node in self.roster.alive():  # a worker's end that only the dead controller had heard of
-            for local_rank in set(range(self.config.procs_per_node)) - set(node.workers):
-                self._worker_failed(Failure(cause="crash", node=node.name, local_rank=local_rank,
-                                            detail="it was gone when the controller came back"), now, now)
+        gone = "it was gone when the controller came back"  # an end that only the dead controller had heard of
+        for name in set(job.plan) - {node.name for node in members}:
+            self._fail(job, Failure(cause="node", node=name, detail=gone), now, now)
+        for node in members:
+            for local_rank in self._missing_workers(node):
+                self._fail(job, Failure(cause="crash", node=node.name, local_rank=local_rank, detail=gone), now, now)
         workers = [worker for node in members for worker in node.workers.values()]
-        whole = job.table and len(members) == len(job.plan)
-        if job.status == RUNNING and not (whole and all(worker.trains_in(job.generation) for worker in workers)):
+        if job.status == RUNNING and not all(worker.trains_in(job.generation) for worker in workers):
             detail = "the controller came back while its workers were not training"
             self._fail(job, Failure(cause="link", detail=detail), now, now)
         return True
@@ -304,7 +318,7 @@ class Controller:
         self.generation += 1
         table = seat_nodes(self.generation, [(node.name, node.address) for node in nodes], self.config.procs_per_node)
         job.table = job.tables[table.generation] = table
-        job.moved, job.finished = set(), {}
+        job.moved, job.finished, self._offered = set(), {}, ()
         record = job.recovery = job.recovery or RecoveryRecord(cause="start", nodes=[], began=begin)
         record.generation = table.generation
         if record.decided:
@@ -351,6 +365,9 @@ class Controller:
 
     # ---- workers and the end -------------------------------------------------------------------------------
 
+    def _missing_workers(self, node: NodeView) -> list[int]:
+        return [local for local in range(self.config.procs_per_node) if local not in node.workers]
+
     def _assign(self, node: NodeView, job: Job) -> None:
         run = secrets.token_hex(4)
         node.job, node.workers = job.id, {local: WorkerView(run) for local in range(self.config.procs_per_node)}
@@ -367,6 +384,7 @@ class Controller:
             node.send(messages.RunJob(job=job.id, run=run, spec=job.spec(), local_ranks=[local_rank]))
 
     def _end(self, job: Job, status: str, error: FtlabError | None = None) -> None:
+        self.hearing.close(job)
         job.status, job.error = status, error
         digests = {row["digest"] for row in job.finished.values()}
         self.log.record("job.finished", job=job.id, status=status, step=job.ledger.step, generation=job.generation,

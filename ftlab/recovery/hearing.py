@@ -13,6 +13,7 @@ from ftlab import messages
 from ftlab.errors import from_dict
 from ftlab.events import EventLog
 from ftlab.recovery.job import Job
+from ftlab.recovery.ledger import Entry
 from ftlab.recovery.policy import Failure
 from ftlab.recovery.views import NodeView, WorkerView
 from ftlab.recovery.watch import ProgressWatch
@@ -30,18 +31,26 @@ class Hearing:
         for record in records:
             table = job.tables.get(int(record["generation"]))
             rank = table.rank_of(node.name, int(record["local_rank"])) if table else None
-            if table is None or rank is None:
+            if table is None or rank is None or table.generation <= node.born:
                 self.log.record("message.refused", node=node.name, generation=record["generation"],
                                 step=record["step"], reason="a step from a generation this node has no seat in")
                 continue
             if record["generation"] == job.generation:
                 job.moved.add(rank)
             for entry in job.ledger.add(rank, table.world, record):
-                self.log.record("step.committed", at=entry.at, generation=entry.generation, step=entry.step,
-                                **entry.facts())
-                if len(entry.digests) > 1:
-                    self.log.record("samples.disagreed", generation=entry.generation, step=entry.step)
-                self.watch.clock.tick(entry.at)
+                self._enter(entry)
+
+    def close(self, job: Job) -> None:
+        """The job is over: enter the steps that only some ranks lived to report."""
+        finished = max((row["step"] for row in job.finished.values()), default=0)
+        for entry in job.ledger.flush(finished):
+            self._enter(entry)
+
+    def _enter(self, entry: Entry) -> None:
+        self.log.record("step.committed", at=entry.at, generation=entry.generation, step=entry.step, **entry.facts())
+        if len(entry.digests) > 1:
+            self.log.record("samples.disagreed", generation=entry.generation, step=entry.step)
+        self.watch.clock.tick(entry.at)
 
     def worker(self, job: Job, node: NodeView, wrapper: messages.FromWorker) -> None:
         """One worker's message."""
@@ -99,7 +108,7 @@ class Hearing:
                         detail=message.detail, pid=view.pid)
         if message.traceback:
             job.tracebacks.append(message.traceback)
-        if message.fatal and job.fatal is None:
+        if message.fatal and job.fatal is None and (node.name in job.plan or not job.plan):
             job.fatal = from_dict(message.fatal)
         self.on_failure(Failure(cause=message.cause, node=node.name, local_rank=local_rank, detail=message.detail,
                                 fatal=message.fatal is not None), now, now)

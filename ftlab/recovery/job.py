@@ -9,7 +9,7 @@ from ftlab.config import JobConfig
 from ftlab.errors import FtlabError
 from ftlab.membership import RankTable
 from ftlab.recovery.ledger import Ledger
-from ftlab.recovery.policy import Failure, Policy, decide
+from ftlab.recovery.policy import Action, Failure, Policy, decide
 from ftlab.recovery.record import RecoveryRecord
 
 STARTING, RUNNING, RECOVERING, RESTORING = "starting", "running", "recovering", "restoring"
@@ -42,6 +42,7 @@ class Job:
     tracebacks: list[str] = field(default_factory=list)
     fatal: FtlabError | None = None
     recovery: RecoveryRecord | None = None
+    last_action: Action | None = None
     moved: set[int] = field(default_factory=set)  # ranks that have committed or finished in this generation
     finished: dict[int, dict[str, Any]] = field(default_factory=dict)
     error: FtlabError | None = None

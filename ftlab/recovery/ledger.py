@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ftlab.messages import RESERVED_VALUES
+
 
 @dataclass
 class Entry:
@@ -35,7 +37,7 @@ class Entry:
 
     def facts(self) -> dict[str, Any]:
         """For the event log."""
-        means = {name: sum(values) / len(values) for name, values in self.values.items()}
+        means = {name: sum(values) / len(values) for name, values in self.values.items() if name not in RESERVED_VALUES}
         facts: dict[str, Any] = {**means, "world": self.world, "ranks": len(self.commits)}
         if self.samples is not None:
             facts["samples"] = self.samples
@@ -68,12 +70,21 @@ class Ledger:
             entry.digests.add(int(record["digest"]))
         return list(self._close(entry)) if entry.complete else []
 
+    def flush(self, step: int) -> list[Entry]:
+        """Enter what is still open up to `step`: the last steps of a job, which no later one can complete."""
+        found = list(self._partial(step + 1))
+        self.step = max([self.step, *(entry.step for entry in found)])
+        return found
+
     def _close(self, entry: Entry) -> Iterator[Entry]:
         """Enter a complete step, after those before it that only some ranks committed."""
-        for step in range(self.step + 1, entry.step):
-            partial = [other for (number, _), other in self._open.items() if number == step]
-            if partial:
-                yield max(partial, key=lambda other: other.generation)
+        yield from self._partial(entry.step)
         yield entry
         self.step = entry.step
         self._open = {key: other for key, other in self._open.items() if key[0] > entry.step}
+
+    def _partial(self, before: int) -> Iterator[Entry]:
+        for step in range(self.step + 1, before):
+            partial = [other for (number, _), other in self._open.items() if number == step]
+            if partial:
+                yield max(partial, key=lambda other: other.generation)

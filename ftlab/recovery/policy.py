@@ -116,6 +116,43 @@ def decide(snapshot: Snapshot, budgets: Mapping[str, int]) -> Action:
                         f"no spare")
 
 
+def find_problem(action: object, snapshot: Snapshot) -> str:
+    """Why an action cannot be carried out in this situation; empty if it can. Policies may be students' work."""
+    if not isinstance(action, Action):
+        return "it is no Action"
+    if isinstance(action, Abort | Wait):
+        return ""
+    try:
+        return _find_problem(action, snapshot)
+    except (TypeError, ValueError, AttributeError) as error:
+        return f"its fields make no sense: {error}"
+
+
+def _find_problem(action: Action, snapshot: Snapshot) -> str:
+    members, spares = set(snapshot.members), set(snapshot.spares)
+    leaving: set[str] = set()
+    if isinstance(action, Replace):
+        leaving = set(action.seats)
+        chosen = [spare for spare in action.seats.values() if spare is not None]
+        if len(set(chosen)) < len(chosen) or set(chosen) - spares:
+            return f"replacements must be different spares, which are {sorted(spares)}"
+        if len(chosen) < len(action.seats) and not snapshot.can_start:
+            return "no new node can be had (None stands for one)"
+    elif isinstance(action, Shrink):
+        leaving = set(action.lost)
+        if leaving >= members:
+            return "nobody would be left"
+    elif isinstance(action, Grow) and (not action.added or set(action.added) - spares):
+        return f"only spares can be added, which are {sorted(spares)}"
+    if leaving - members or (isinstance(action, Replace | Shrink) and not leaving):
+        return f"it must name members, which are {sorted(members)}"
+    dead = {failure.node for failure in snapshot.failures if failure.cause == "node"} & members
+    if dead - leaving:
+        return f"{', '.join(sorted(dead - leaving))} is dead and would keep its seat"
+    strangers = {node for node, _ in action.restart} - members
+    return f"workers of {sorted(strangers)} cannot be restarted: no members" if strangers and members else ""
+
+
 def _grow(snapshot: Snapshot) -> Action:
     missing = snapshot.wanted - len(snapshot.members)
     added = snapshot.spares[:missing] if missing > 0 else ()

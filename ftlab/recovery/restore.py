@@ -24,6 +24,8 @@ def restore(controller: Controller, load_policy: Callable[[str], Policy]) -> boo
     now = time.monotonic()
     for node in controller.roster.nodes.values():
         node.heard = node.started = now + GRACE_S
+        if node.verdict == Verdict.DEAD:
+            controller.roster.reclaim_later(node)
     job = controller.job
     if job is not None and not job.over:
         job.reattaching, job.status = True, RUNNING if job.table else STARTING
@@ -39,6 +41,7 @@ def _replay(controller: Controller, event: Event, load_policy: Callable[[str], P
             node = controller.roster.get(event.source) or controller.roster.expect(event.source)
             node.instance, node.address, node.pid = data["instance"], data["address"], data["pid"]
             node.verdict = Verdict.ALIVE
+            node.born = controller.generation if data["fresh"] else node.born
         case "node.died":
             dead = controller.roster.get(event.source)
             if dead is not None:

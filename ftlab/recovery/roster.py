@@ -71,8 +71,10 @@ class Roster:
               drop_link: Callable[[str], None], generation: int) -> tuple[NodeView, bool] | str:
         """Let a node in: its view, and whether it is new here; or why it is refused."""
         node = self.nodes.get(hello.node) or self.expect(hello.node)
-        if node.alive and node.instance != hello.instance and node.link is not None:
-            return f"{hello.node} is already linked by another process"
+        if node.alive and node.instance != hello.instance:
+            if node.link is not None:
+                return f"{hello.node} is already linked by another process"
+            self._bury(node, "another process came under its name", evidence=node.heard)
         returning = node.instance == hello.instance
         fresh = not returning or node.verdict == Verdict.DEAD
         if returning and fresh:
@@ -83,14 +85,16 @@ class Roster:
         node.link, node.drop_link, node.heard, node.verdict = link, drop_link, time.monotonic(), Verdict.ALIVE
         node.job = "" if fresh else hello.job
         if fresh:
-            node.workers = {}
+            node.workers, node.born = {}, generation
         node.take_progress(hello.workers, adopt=not fresh)
         node.send(messages.Welcome(fresh=fresh, heartbeat_s=self.config.heartbeat_s, lease_s=self.config.lease_s))
         return node, fresh
 
-    def heard(self, name: str) -> NodeView:
-        """A node said something: it lives."""
-        node = self.nodes[name]
+    def heard(self, name: str) -> NodeView | None:
+        """A node said something: it lives; None if it was given up, whatever it says."""
+        node = self.nodes.get(name)
+        if node is None or node.verdict == Verdict.DEAD:
+            return None
         node.heard = time.monotonic()
         if node.verdict == Verdict.SUSPECT:
             node.verdict = Verdict.ALIVE
@@ -114,7 +118,7 @@ class Roster:
     def judge(self, now: float, late: float) -> None:
         """Look at everybody's silence; `late` is how much longer than planned nobody looked."""
         for node in list(self.nodes.values()):
-            node.heard += late
+            node.heard = min(now, node.heard + late) if late else node.heard
             node.started += late
             if node.verdict == Verdict.DEAD:
                 continue
@@ -141,8 +145,12 @@ class Roster:
         node.workers, node.job = {}, ""
         event = self.log.record("node.died", source=node.name, verdict=str(Verdict.DEAD), reason=reason, cause="node",
                                 evidence=evidence, address=node.address)
-        self.later(self.config.reclaim_s, lambda: self._reclaim(node))
+        self.reclaim_later(node)
         self.on_death(node, reason, evidence, event.at)
+
+    def reclaim_later(self, node: NodeView) -> None:
+        """Have a dead node removed, unless it comes back before."""
+        self.later(self.config.reclaim_s, lambda: self._reclaim(node))
 
     def _reclaim(self, node: NodeView) -> None:
         if self.nodes.get(node.name) is node and node.verdict == Verdict.DEAD:

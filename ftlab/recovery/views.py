@@ -71,6 +71,7 @@ class NodeView:
     heard: float = 0.0
     started: float = 0.0  # when it was asked for
     verdict: Verdict = Verdict.ALIVE
+    born: int = 0  # the generation it joined in: it can have had no seat up to then
     job: str = ""  # the job its workers run
     workers: dict[int, WorkerView] = field(default_factory=dict)
 

@@ -26,7 +26,7 @@ from ftlab.elastic.reduce import FlatGradients, sum_in_shard_order, sum_over_ran
 from ftlab.elastic.sampler import GlobalSampler, Piece, Seating
 from ftlab.elastic.seeding import seed_step
 from ftlab.errors import ConfigError
-from ftlab.messages import Place
+from ftlab.messages import RESERVED_VALUES, Place
 from ftlab.train.ddp import ElasticDDP
 from ftlab.train.session import Session
 from ftlab.train.status import StatusPage
@@ -141,6 +141,9 @@ class TrainContext:
 
     def report(self, **values: Any) -> None:
         """Numbers that belong to this step, such as loss=loss; recorded when the step is committed."""
+        taken = RESERVED_VALUES & set(values)
+        if taken:
+            raise ConfigError(f"ctx.report cannot record {', '.join(sorted(taken))}: a step has a field of that name")
         self._values.update(values)
 
     def _need_seat(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ftlab.messages import Place
 
-_SLOTS = (64, 128)  # written in turn; the first byte of the page says which one holds
+_SLOTS = (64, 128)  # written in turn; the first byte of the page counts the writes and so says which one holds
 _LAYOUT = struct.Struct("=qiqidd")
 
 
@@ -60,13 +60,17 @@ class StatusPage:
 
     def _write(self, since: float) -> None:
         """Fill the slot that nobody reads, then point to it: one byte changes at once, a slot does not."""
-        slot = _SLOTS[self._memory[0] == _SLOTS[0]]
-        _LAYOUT.pack_into(self._memory, slot, self.generation, self.rank, self.step, self.place, since,
+        count = (self._memory[0] + 1) & 0xFF
+        _LAYOUT.pack_into(self._memory, _SLOTS[count & 1], self.generation, self.rank, self.step, self.place, since,
                           self._committed_at)
-        self._memory[0] = slot
+        self._memory[0] = count
 
     def read(self) -> Progress:
         """What the page says now."""
-        generation, rank, step, place, since, committed_at = _LAYOUT.unpack_from(self._memory, self._memory[0])
+        while True:
+            count = self._memory[0]
+            generation, rank, step, place, since, committed_at = _LAYOUT.unpack_from(self._memory, _SLOTS[count & 1])
+            if self._memory[0] == count:  # else it was written meanwhile, perhaps over what was read
+                break
         return Progress(generation=generation, rank=rank, step=step, place=Place(place), since=since,
                         committed_at=committed_at)
