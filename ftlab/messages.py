@@ -15,6 +15,11 @@ from typing import Any, ClassVar
 from ftlab.config import MAX_MESSAGE_BYTES
 from ftlab.errors import BadMessage
 
+PHASES: dict[str, tuple[str, ...]] = {  # of a recovery, and the steps of each
+    "node reschedule": ("detect", "terminate", "replace", "ranktable", "continue"),
+    "communication group restore": ("agent", "store", "load_ranktable", "connect"),
+    "training recovery": ("strategy", "rollback_data", "send_state", "receive_state", "load_data", "first_step"),
+}
 RESERVED_VALUES = frozenset({"kind", "seq", "at", "source", "generation", "rank", "step", "data", "self", "world",
                              "ranks", "samples", "digest"})  # a step's event has fields of its own by these names
 

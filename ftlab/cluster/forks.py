@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -47,6 +47,18 @@ def fork(child: Callable[[], int], keep: Iterable[int], *, new_session: bool = F
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """(pid, wait status) of the children that have ended since the last time."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
 
 
 def describe_exit(status: int) -> str:

@@ -14,7 +14,7 @@ import time
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
-from ftlab.cluster.forks import fork
+from ftlab.cluster.forks import ended_children, fork
 from ftlab.train.status import StatusPage
 from ftlab.train.worker import WorkerSpec, run_worker
 
@@ -73,12 +73,6 @@ def _start(agent: Connection, pages: list[StatusPage]) -> int:
 
 
 def _reap(agent: Connection, workers: set[int]) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
+    for pid, status in ended_children():
         workers.discard(pid)
         agent.send(("ended", pid, status))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ftlab.cluster.control import run_controller
-from ftlab.cluster.forks import describe_exit, fork
+from ftlab.cluster.forks import describe_exit, ended_children, fork
 from ftlab.cluster.launcher_settings import SETTINGS, SOCKET
 from ftlab.cluster.processes import ProcessNodes
 from ftlab.cluster.runs import write_card
@@ -68,7 +68,7 @@ class Launcher:
         self.url = f"http://{host}:{port}"
         self.nodes = ProcessNodes(subnet=1 + int(self.cluster[-2:], 16) % 254, controller=self.url, token=self.token,
                                   procs_per_node=self.config.procs_per_node, logs=self.folder / "logs",
-                                  gate=self.gate, on_exit=self._node_exited)
+                                  gate=self.gate, reap=self._reap, on_exit=self._node_exited)
         self.listener = Listener(str(self.folder / SOCKET), family="AF_UNIX", authkey=self.token.encode())
         self._start_controller()
         for number in range(self.config.nodes + self.config.spares):
@@ -197,8 +197,7 @@ class Launcher:
 
         def wake() -> None:
             os.read(waker, 4096)
-            self._reap_controller()
-            self.nodes.reap()
+            self._reap()
 
         self.selector.register(waker, selectors.EVENT_READ, wake)
 
@@ -214,12 +213,15 @@ class Launcher:
         self._controller = mine
         self.selector.register(mine, selectors.EVENT_READ, self._hear_controller)
 
-    def _reap_controller(self) -> None:
-        if not self.controller_pid:
-            return
-        pid, status = os.waitpid(self.controller_pid, os.WNOHANG)
-        if pid == 0:
-            return
+    def _reap(self) -> None:
+        """Collect all children that have ended: the controller, nodes, and orphans of killed nodes."""
+        for pid, status in ended_children():
+            if pid == self.controller_pid:
+                self._controller_ended(status)
+            else:
+                self.nodes.ended(pid, status)
+
+    def _controller_ended(self, status: int) -> None:
         self.controller_pid = 0
         if self._controller is not None:
             self.selector.unregister(self._controller)
@@ -238,7 +240,7 @@ class Launcher:
         victim, at = self.controller_pid, time.monotonic()
         os.kill(victim, signal.SIGKILL)
         while self.controller_pid == victim:
-            self._reap_controller()
+            self._reap()
             time.sleep(0.001)
         return {"at": at, "pids": [victim], "status": "killed by SIGKILL", "restarted": self.controller_pid}
 

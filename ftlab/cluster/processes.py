@@ -42,9 +42,10 @@ class ProcessNodes:
     """Starts, watches and breaks nodes that are process groups."""
 
     def __init__(self, *, subnet: int, controller: str, token: str, procs_per_node: int, logs: Path,
-                 gate: socket.socket, on_exit: Callable[[str, str], None]) -> None:
+                 gate: socket.socket, reap: Callable[[], None], on_exit: Callable[[str, str], None]) -> None:
         self._subnet, self._controller, self._token = subnet, controller, token
-        self._procs, self._logs, self._gate, self._on_exit = procs_per_node, logs, gate, on_exit
+        self._procs, self._logs, self._gate = procs_per_node, logs, gate
+        self._reap, self._on_exit = reap, on_exit
         self._nodes: dict[str, _Node] = {}
         self._cuts: dict[str, Cut] = {}
         self._lifeline, self._lifeline_end = os.pipe()  # closes with the launcher
@@ -68,19 +69,12 @@ class ProcessNodes:
         self._wait_gone(node)
         return {"removed": name}
 
-    def reap(self) -> None:
-        """Collect ended children and report nodes that are gone."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            for node in self._nodes.values():
-                if node.pid == pid and node.status is None:
-                    node.status = status
-                    self._on_exit(node.name, describe_exit(status))
+    def ended(self, pid: int, status: int) -> None:
+        """A child of the launcher has ended: report it if it was a node."""
+        for node in self._nodes.values():
+            if node.pid == pid and node.status is None:
+                node.status = status
+                self._on_exit(node.name, describe_exit(status))
 
     def close(self) -> None:
         """End all nodes."""
@@ -194,7 +188,7 @@ class ProcessNodes:
 
     def _wait_gone(self, node: _Node) -> None:
         def gone() -> bool:
-            self.reap()
+            self._reap()
             return node.status is not None and not _group_exists(node.pid)
         _wait_until(gone)
 

@@ -66,7 +66,7 @@ class Hearing:
             case messages.Stopped():
                 self._stopped(job, node, message)
             case messages.Spans():
-                self._spans(job, f"{node.name} rank={view.rank}", message)
+                self._spans(job, node.name, wrapper.local_rank, message)
             case messages.Finished():
                 self._finished(job, node, wrapper.local_rank, message)
             case messages.Failed():
@@ -83,9 +83,10 @@ class Hearing:
         if message.generation == job.generation and job.training:
             self.watch.group_broke(time.monotonic())
 
-    def _spans(self, job: Job, who: str, message: messages.Spans) -> None:
-        record = job.recovery
-        if record and message.generation == record.generation:
+    def _spans(self, job: Job, node: str, local_rank: int, message: messages.Spans) -> None:
+        record, table = job.recovery, job.tables.get(message.generation)
+        if record and table and message.generation == record.generation:
+            who = f"{node} rank={table.rank_of(node, local_rank)}"
             for name, begin, end in message.spans:
                 record.span(name, begin, end, who)
             record.source = message.source or record.source

@@ -6,11 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-PHASES: dict[str, tuple[str, ...]] = {
-    "node reschedule": ("detect", "terminate", "replace", "ranktable", "continue"),
-    "communication group restore": ("agent", "store", "load_ranktable", "connect"),
-    "training recovery": ("strategy", "rollback_data", "send_state", "receive_state", "load_data", "first_step"),
-}
+from ftlab.messages import PHASES
+
 _PHASE_OF = {name: phase for phase, names in PHASES.items() for name in names}
 
 

@@ -19,7 +19,7 @@ RED, GREEN, AMBER = "#c8231e", "#1d7f4e", "#c77700"
 
 # Neighbours differ in lightness as well as hue, for the colour-blind; all carry white text.
 GENERATIONS = ("#3f74ad", "#a86f14", "#1f8a80", "#66707c", "#84476f")
-PHASES = {
+PHASE_COLOURS = {
     "node reschedule": "#4a5160",
     "communication group restore": "#7a62b3",
     "training recovery": "#b3629b",

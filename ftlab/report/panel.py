@@ -16,7 +16,7 @@ from ftlab.report.canvas import (
     HAIR,
     INK,
     PAPER,
-    PHASES,
+    PHASE_COLOURS,
     RED,
     SOFT,
     Scale,
@@ -188,7 +188,7 @@ class Panel:
         """One bar per phase, each until the next begins; one plain bar where the phases are not known."""
         injected = [fault.at for fault in self.story.faults if fault.recovery is recovery][:1]  # `detect` begins there
         phases: list[tuple[float, float, str]] = []
-        for phase in PHASES:
+        for phase in PHASE_COLOURS:
             spans = [span for span in recovery.spans if span.get("phase") == phase]
             if spans:
                 begins = [float(span["begin"]) for span in spans] if phases or not injected else injected
@@ -202,10 +202,10 @@ class Panel:
             until = min(end, phases[index + 1][0]) if index + 1 < len(phases) else end
             x0, x1 = self.scale(begin), self.scale(max(until, begin))
             hint = f"{phase}: {duration(end - begin)}"
-            parts.append(bar(x0, x1 - 0.5, y, height, fill=PHASES.get(phase, SOFT), hint=hint))
+            parts.append(bar(x0, x1 - 0.5, y, height, fill=PHASE_COLOURS.get(phase, SOFT), hint=hint))
             if height >= BAR:
                 words = phase.split(" ")
-                shorter = (" ".join(words[1:]), words[-1]) if phase in PHASES else (words[0],)
+                shorter = (" ".join(words[1:]), words[-1]) if phase in PHASE_COLOURS else (words[0],)
                 parts.append(_inside(x0, x1, y, (phase, *shorter)))
         return parts
 

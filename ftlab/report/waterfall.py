@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ftlab.messages import PHASES
 from ftlab.report.canvas import (
     FAINT,
     HAIR,
     INK,
     INSET,
     PAPER,
-    PHASES,
+    PHASE_COLOURS,
     SOFT,
     Scale,
     Squeezed,
@@ -29,11 +30,6 @@ from ftlab.report.canvas import (
     text_width,
 )
 
-STEPS = {
-    "node reschedule": ("detect", "terminate", "replace", "ranktable", "continue"),
-    "communication group restore": ("agent", "store", "load_ranktable", "connect"),
-    "training recovery": ("strategy", "send_state", "receive_state", "rollback_data", "load_data", "first_step"),
-}
 ROW, HEAD, GUTTER, MARGIN = 20, 30, 116, 100
 _MOST_RANK_LINES = 7  # more would be thinner than a pixel
 _TOO_LONG = 0.6  # share of the recovery from which on `detect` is drawn with a broken axis
@@ -109,15 +105,15 @@ def _break(scale: Scale, y: float) -> str:
 
 
 def _protocol_order(row: Row) -> tuple[int, int, float]:
-    phases = list(STEPS)
-    steps = STEPS.get(row.phase, ())
+    phases = list(PHASES)
+    steps = PHASES.get(row.phase, ())
     phase = phases.index(row.phase) if row.phase in phases else len(phases)
     return phase, steps.index(row.name) if row.name in steps else len(steps), row.begin
 
 
 def _phase(rows: Sequence[Row], scale: Scale, y: float, width: float) -> list[str]:
     """A heading with the phase's length, a bracket over its time, and its rows."""
-    colour = PHASES.get(rows[0].phase, SOFT)
+    colour = PHASE_COLOURS.get(rows[0].phase, SOFT)
     begin, end = min(row.begin for row in rows), max(row.end for row in rows)
     heading = rows[0].phase or "other"
     parts = [

@@ -28,7 +28,8 @@ def test_a_drill_prints_exactly_one_json_object(tmp_path):
     assert (facts["drill"], facts["injected"], facts["recovered"], facts["verdict"]) == ("kill", 1, True, "identical")
     assert facts["detection_s"] < facts["stall_s"] and facts["worlds"] == [4, 4] and facts["leaked"] == 0
     assert {"detect", "terminate", "replace", "ranktable", "continue", "agent", "store", "load_ranktable", "connect",
-            "strategy", "send_state", "receive_state", "rollback_data", "load_data", "first_step"} == set(facts["phases"])
+            "strategy", "send_state", "receive_state", "rollback_data", "load_data",
+            "first_step"} == set(facts["phases"])
     html = page.read_text()
     assert "<svg" in html and "identical" in html and "http://" not in html.replace("http://www.w3.org", "")
 

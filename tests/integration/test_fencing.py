@@ -1,4 +1,4 @@
-"""Split brain: a node that was given up and still runs can neither commit a step, nor write, nor come back as it was."""
+"""Split brain: a node that was given up and still runs can neither commit a step nor write nor come back as it was."""
 
 from __future__ import annotations
 

@@ -74,6 +74,18 @@ def test_a_last_line_that_a_crash_cut_short_is_ignored(path, cut):
     again.close()
 
 
+def test_a_log_with_a_torn_line_can_be_continued_and_read_again(path):
+    log = EventLog(path)
+    log.record("job.submitted")
+    log.close()
+    with path.open("ab") as file:
+        file.write(b'{"kind":"x')
+    again = EventLog(path)
+    assert again.record("job.finished").seq == 2
+    again.close()
+    assert [(event.seq, event.kind) for event in read_events(path)] == [(1, "job.submitted"), (2, "job.finished")]
+
+
 def test_a_broken_line_in_the_middle_is_not_passed_over_in_silence(path):
     path.write_text('{"kind":"a.b","seq":1,"at":1.0}\nrubbish\n{"kind":"c.d","seq":3,"at":1.0}\n')
     with pytest.raises(ValueError):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -180,6 +184,35 @@ def test_a_rollback_undoes_buffers_that_were_written_in_place():
     assert model.count.tolist() == [1, 1, 1], "back to the newest mark, not to the first"
 
 
+class Averaging(nn.Module):
+    """A layer that puts a new tensor in its buffer's place at every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("average", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("make", [Averaging, lambda: nn.utils.spectral_norm(nn.Linear(2, 2))],
+                         ids=["an average", "spectral norm"])
+def test_a_rollback_undoes_buffers_that_were_put_in_anew(make):
+    model, state = make(), TrainingState()
+    state.protect({"model": model})
+    state.mark()
+    model(torch.ones(3, 2))
+    state.commit()
+    state.mark()
+    before = state.digest()
+    model(torch.ones(3, 2))
+    assert state.digest() != before
+    state.rollback()
+    assert state.digest() == before
+
+
 def test_a_rollback_goes_only_back_to_the_newest_mark_and_may_be_repeated():
     trainer = Trainer(seed=1)
     trainer.state.mark()
@@ -249,6 +282,22 @@ def test_what_has_no_state_is_refused_by_name(junk):
     with pytest.raises(ConfigError, match=r"cannot protect thing=\w+: it has no state_dict") as refusal:
         state.protect({"thing": junk})
     assert "a module, an optimizer, a dict" in refusal.value.hint and "thing" not in state.parts
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), {1, 2}, Path("/x"), deque([1]), datetime(2020, 1, 1), torch.float32,
+                                   torch.device("cpu"), slice(1)], ids=lambda it: type(it).__name__)
+def test_a_dict_with_a_value_that_cannot_travel_is_refused_at_once(value):
+    state = TrainingState()
+    with pytest.raises(ConfigError, match=f"a {type(value).__name__} cannot be part of the training state"):
+        state.protect({"extras": {"fine": 1, "odd": value}})
+    assert "extras" not in state.parts
+
+
+def test_numbers_of_numpy_in_a_dict_arrive_as_plain_ones():
+    state, extras = TrainingState(), {"best": np.float64(0.5), "seen": np.int64(3)}
+    state.protect({"extras": extras})
+    state.restore(over_the_wire(state.capture()))
+    assert extras == {"best": 0.5, "seen": 3} and [type(each) for each in extras.values()] == [float, int]
 
 
 def test_anything_with_both_methods_can_be_protected():

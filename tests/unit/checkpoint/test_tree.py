@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from ftlab.checkpoint import tree
 from ftlab.checkpoint.tree import Packed
+from ftlab.errors import ConfigError
 
 
 def same(left: Any, right: Any) -> bool:
@@ -49,6 +53,7 @@ TREES: dict[str, Any] = {
     "not contiguous": torch.arange(12.0).reshape(3, 4).t()[::2],
     "a tensor alone": torch.rand(3, 3),
     "a number alone": 5,
+    "keys that look like ours": {"__tensor__": 0, "dtype": "float32", "shape": [1], "tensor": torch.ones(1)},
     "the same tensor twice": [torch.zeros(2)] * 2,
 }
 
@@ -67,6 +72,27 @@ def test_a_tree_survives_the_way_over_a_wire(value):
         slot.copy_(sent)
     again = tree.unpack(Packed(packed.header, arrived))
     assert same(again, value) and tree.digest(again) == tree.digest(value)
+
+
+@pytest.mark.parametrize(("number", "plain"), [
+    (np.float64(0.1), 0.1), (np.float32(0.5), 0.5), (np.int64(3), 3), (np.bool_(True), True), (np.str_("x"), "x"),
+], ids=lambda it: type(it).__name__)
+def test_numbers_of_numpy_travel_as_plain_ones(number, plain):
+    (arrived,) = tree.unpack(tree.pack({"a": [number]}))["a"]
+    assert arrived == plain and type(arrived) is type(plain)
+    assert tree.digest({"a": [number]}) == tree.digest({"a": [plain]}), "both ends have the same digest"
+
+
+UNFIT = [np.zeros(3), {1, 2}, frozenset(), Path("/x"), deque([1]), datetime(2020, 1, 1), torch.float32,
+         torch.device("cpu"), np.dtype("float32"), slice(1), range(3), object(), len]
+
+
+@pytest.mark.parametrize("value", UNFIT, ids=lambda it: type(it).__name__)
+def test_what_cannot_travel_is_refused_by_its_kind_wherever_it_stands(value):
+    for holder in (value, {"a": value}, {"a": [1, (2, value)]}):
+        with pytest.raises(ConfigError, match=f"a {type(value).__name__} cannot be part of the training state") as no:
+            tree.pack(holder)
+        assert "torch.from_numpy" in no.value.hint
 
 
 def test_packing_copies_no_tensor():
@@ -123,6 +149,21 @@ def test_the_digest_changes_with_everything_that_matters():
     for name, value in digests.items():
         assert value not in first, f"changing {name} looks like changing {first.get(value)}"
         first[value] = name
+
+
+@pytest.mark.parametrize(("left", "right"), [
+    ([1, 23], [12, 3]),
+    ({1: 23}, {12: 3}),
+    ({"a": [1], "b": 2}, {"a": [1, "b", 2]}),
+    ({"a": [1], "b": 2}, None),
+    ([1, 2], (1, 2)),
+    ([[1], 2], [[1, 2]]),
+    (["a", "b"], ["a' 'b"]),
+    (["ab", "c"], ["a", "bc"]),
+    ({"x": 1.5, "n": 12}, {"x": 1.51, "n": 2}),
+], ids=repr)
+def test_trees_that_read_alike_have_different_digests(left, right):
+    assert tree.digest(left) != tree.digest(right)
 
 
 def test_the_digest_reads_values_not_their_place_in_memory():

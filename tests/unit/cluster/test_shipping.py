@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -60,6 +61,14 @@ def test_an_unpicklable_argument_is_named(args, kwargs, name):
     with pytest.raises(NotPicklable) as refusal:
         ship(lambda ctx, *args, **kwargs: None, args, kwargs)
     assert refusal.value.name == name
+
+
+def test_an_unpicklable_argument_of_a_partial_is_refused():
+    def train(ctx, lock):
+        return lock
+
+    with pytest.raises(NotPicklable, match="cannot be sent"):
+        ship(functools.partial(train, lock=threading.Lock()))
 
 
 def test_what_has_no_name_is_refused_all_the_same():

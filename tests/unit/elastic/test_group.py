@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,12 +21,17 @@ from ftlab.membership import seat_nodes
 from tests.unit.elastic.forks import ranks, run, wait_until
 
 
-@pytest.fixture
-def store() -> Iterator[tuple[str, int]]:
+def host_store() -> tuple[dist.TCPStore, int]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     hosted = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
                            master_listen_fd=listener.detach())
+    return hosted, port
+
+
+@pytest.fixture
+def store() -> Iterator[tuple[str, int]]:
+    hosted, port = host_store()
     yield "127.0.0.1", port
     del hosted
 
@@ -119,6 +125,30 @@ def test_a_group_is_whole_until_a_peer_dies(store):
         for line in lines[:2]:
             line.tell("look")
             assert line.result() is False
+
+
+def test_the_death_of_the_stores_process_is_not_the_loss_of_a_peer():
+    def keep_store(rank, line):
+        kept, port = host_store()
+        line.tell((os.getpid(), port))
+        return line.hear(), kept.timeout
+
+    def work(rank, line):
+        group = build(1, rank, 2, ("127.0.0.1", port))
+        add_up(rank)
+        line.tell(group.broken())
+        line.hear()
+        return add_up(rank), group.broken()
+
+    with ranks(keep_store, 1) as (keeper,):
+        pid, port = keeper.hear()
+        with ranks(work, 2) as lines:
+            assert [line.hear() for line in lines] == [False, False]
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            for line in lines:
+                line.tell("go on")
+            assert [line.result() for line in lines] == [(3.0, False)] * 2
 
 
 def test_sockets_of_others_survive_a_cut(store):

@@ -33,6 +33,12 @@ def test_faults_come_in_order_within_the_run_on_known_nodes(steps):
         assert {fault.target for fault in faults} <= {*NODES, "controller"}
 
 
+@pytest.mark.parametrize("steps", [1, 2, 5, 6])
+def test_faults_of_a_very_short_run_come_before_its_end(steps):
+    for seed in SEEDS:
+        assert all(0 <= fault.at_step < steps for fault in random_schedule(seed, 5, NODES, steps).faults)
+
+
 def test_all_kinds_and_all_nodes_come_up_over_the_seeds():
     faults = [fault for seed in SEEDS for fault in random_schedule(seed, 6, NODES, 300).faults]
     assert {fault.kind for fault in faults} == set(RANDOM_KINDS) <= set(KINDS)

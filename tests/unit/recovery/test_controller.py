@@ -8,7 +8,7 @@ from ftlab import messages
 from ftlab.errors import BadMessage, BadPolicy, ConfigError, JobCancelled, JobError, RecoveryExhausted, TrainingFailed
 from ftlab.messages import Place
 from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RESTORING, RUNNING, STARTING
-from ftlab.recovery.policy import Continue, Restart, Wait, decide
+from ftlab.recovery.policy import Abort, Continue, Grow, Replace, Restart, Shrink, Wait, decide
 from tests.unit.recovery.harness import STORE, Node
 
 SILENCE = 0.8  # longer than dead_s, and time for the decision after it
@@ -167,6 +167,17 @@ def test_a_controller_that_was_away_accuses_nobody(make_world):
     assert [world.verdict(name) for name in world.nodes] == ["ALIVE"] * 3
 
 
+def test_a_controller_that_was_away_does_not_wait_longer_for_those_who_fall_silent_later(make_world):
+    world = make_world()
+    world.start()
+    world.clock.now += 30.0
+    world.beat()
+    world.controller.tick()
+    world.silent = {"node-1"}
+    world.pass_time(SILENCE)
+    assert world.verdict("node-1") == "DEAD"
+
+
 def test_two_nodes_that_die_together_are_replaced_together(make_world):
     world = make_world(nodes=3, spares=2)
     job = world.start()
@@ -265,6 +276,38 @@ def test_steps_from_a_generation_without_a_seat_are_refused_and_change_nothing(m
     assert job.ledger.step == 4 and job.status == RUNNING
 
 
+def test_a_dead_nodes_words_are_refused_and_change_nothing(make_world):
+    world = make_world(nodes=1, spares=1)
+    job = world.start(steps=0)
+    world.silent = {"node-0"}
+    world.pass_time(SILENCE)
+    assert job.table.nodes == ("node-1",)
+    world.seat()
+    world.commit(1)
+    dead, before = world.nodes["node-0"], len(world.log.events)
+    heard = len(dead.sent)
+    with pytest.raises(BadMessage, match="node-0 was declared dead: it must say hello again"):
+        dead.beat([dead.record(step, generation=1) for step in (1, 2, 3)])
+    with pytest.raises(BadMessage, match="declared dead"):
+        dead.finishes()
+    assert (len(world.log.events), len(dead.sent), world.verdict("node-0")) == (before, heard, "DEAD")
+    assert (job.ledger.step, job.finished, job.status) == (1, {}, RUNNING)
+
+
+def test_steps_that_a_node_made_before_it_was_given_up_do_not_count_when_it_comes_back(make_world):
+    world = make_world(nodes=1, spares=1)
+    job = world.start(steps=0)
+    world.silent = {"node-0"}
+    world.pass_time(SILENCE)
+    world.seat()
+    world.commit(1)
+    old = world.nodes["node-0"]
+    old.hello()
+    old.beat([old.record(step, generation=1) for step in (1, 2, 3)])
+    assert job.ledger.step == 1
+    assert [(event.generation, event.step) for event in world.events("message.refused")] == [(1, 1), (1, 2), (1, 3)]
+
+
 def test_a_worker_of_the_past_cannot_finish_the_present(make_world):
     world = make_world()
     job = world.start(steps=3)
@@ -287,6 +330,22 @@ def test_a_second_process_with_a_live_nodes_name_is_refused(make_world):
     assert thief.sent == []
     world.pass_time(1.0)
     assert (job.status, job.generation, world.verdict("node-1")) == (RUNNING, 1, "ALIVE")
+
+
+def test_a_new_process_under_an_unlinked_members_name_buries_the_old_one_and_starts_fresh(make_world):
+    world = make_world()
+    job = world.start(steps=2)
+    world.controller.node_unlinked("node-1", world.nodes["node-1"].link)
+    new = world.nodes["node-1"] = Node(world, "node-1", instance="another")
+    new.hello()
+    (died,) = world.events("node.died")
+    assert (died.source, died.data["reason"]) == ("node-1", "another process came under its name")
+    assert new.last(messages.Welcome).fresh is True and job.status == RECOVERING
+    world.decide()
+    assert world.tables()[-1] == ["node-0", "node-2"] and job.generation == 2
+    assert [(row["cause"], row["node"]) for row in job.history] == [("node", "node-1")]
+    new.parks()
+    assert world.controller.roster.get("node-1").ready(job.id, 1), "a spare like any other"
 
 
 def test_a_node_may_not_say_what_only_the_controller_says(make_world):
@@ -401,6 +460,40 @@ def test_a_node_that_comes_back_makes_the_world_grow_again(make_world):
     assert "grow" not in job.spent
 
 
+def test_the_world_grows_a_second_time_with_the_same_node(make_world):
+    world = make_world(nodes=2, spares=0, replace=False)
+    job = world.start(min_nodes=1)
+    back = world.nodes["node-1"]
+    for step in (2, 4):
+        world.silent = {"node-1"}
+        world.pass_time(SILENCE)
+        assert job.table.nodes == ("node-0",)
+        world.seat()
+        world.commit(step)
+        world.silent, back.places = set(), {}
+        back.hello()
+        back.restarts_worker()
+        assert job.table.nodes == ("node-0", "node-1")
+        world.seat()
+        world.commit(step + 1)
+    assert job.generation == 5 and job.status == RUNNING
+
+
+def test_a_node_that_lost_its_seat_for_its_workers_gets_fresh_ones(make_world):
+    world = make_world(nodes=2, spares=0, replace=False)
+    job = world.start(min_nodes=1)
+    node = world.nodes["node-1"]
+    node.fails(cause="stall")
+    world.decide()
+    node.restarts_worker()
+    world.seat()
+    world.commit(2)
+    node.fails(cause="stall")
+    world.decide()
+    assert job.plan == ["node-0"] and world.verdict("node-1") == "ALIVE"
+    assert node.words()[-1] == "RunJob" and node.last(messages.RunJob).local_ranks is None
+
+
 # ---- workers that fail ---------------------------------------------------------------------------------------------
 
 
@@ -481,6 +574,16 @@ def test_a_fatal_error_of_a_worker_ends_the_job_with_that_very_error(make_world)
     assert isinstance(job.error, ConfigError) and job.error.hint == "move it up" and job.error.line == 12
 
 
+def test_a_fatal_error_of_a_spare_is_not_the_jobs_error(make_world):
+    world = make_world()
+    job = world.start(steps=1, budgets={"node": 0})
+    world.nodes["node-2"].fails("ConfigError", fatal=ConfigError("a spare's").to_dict())
+    assert job.status == RUNNING
+    world.controller.node_exited("node-1", "gone")
+    world.decide()
+    assert job.status == FAILED and isinstance(job.error, RecoveryExhausted)
+
+
 def test_a_crash_on_every_rank_ends_the_job_with_the_workers_traceback(make_world):
     world = make_world()
     job = world.start(steps=3)
@@ -535,7 +638,7 @@ def broken_policy(snapshot, budgets):
     (broken_policy, "the policy raised ZeroDivisionError: a student's mistake"),
     (lambda snapshot, budgets: None, "returned None"),
     (lambda snapshot, budgets: "Replace", "returned 'Replace'"),
-    (lambda snapshot, budgets: Continue, "which is no Action"),
+    (lambda snapshot, budgets: Continue, "Continue'>: it is no Action"),
     (lambda snapshot: Continue(), "the policy raised TypeError"),
 ], ids=["raises", "nothing", "a string", "a class", "too few arguments"])
 def test_a_bad_policy_ends_the_job_and_says_why(make_world, policy, words):
@@ -545,6 +648,60 @@ def test_a_bad_policy_ends_the_job_and_says_why(make_world, policy, words):
     world.decide()
     assert job.status == FAILED and isinstance(job.error, BadPolicy) and words in str(job.error)
     assert world.nodes["node-0"].words()[-2:] == ["Release", "EndJob"]
+
+
+@pytest.mark.parametrize(("action", "problem"), [
+    (Continue(), "node-1 is dead and would keep its seat"),
+    (Restart(restart=5), "node-1 is dead and would keep its seat"),
+    (Replace(seats=None), "its fields make no sense"),
+    (Replace(seats={}), "it must name members, which are ['node-0', 'node-1']"),
+    (Replace(seats={"node-1": "ghost"}), "replacements must be different spares, which are ['node-2']"),
+    (Shrink(lost=()), "it must name members"),
+    (Shrink(lost=("node-0", "node-1")), "nobody would be left"),
+    (Grow(added=("ghost",)), "only spares can be added, which are ['node-2']"),
+], ids=lambda it: repr(it) if not isinstance(it, str) else "")
+def test_an_action_that_cannot_be_carried_out_ends_the_job_and_says_why(make_world, action, problem):
+    world = make_world()
+    job = world.start(policy=lambda snapshot, budgets: action)
+    world.controller.node_exited("node-1", "gone")
+    world.decide()
+    assert job.status == FAILED and isinstance(job.error, BadPolicy)
+    assert f"the policy returned {action!r}: {problem}" in str(job.error)
+    assert world.events("action.decided") == [] and len(world.tables()) == 1
+
+
+def test_a_policy_that_ends_the_job_with_an_unknown_error_ends_it_all_the_same(make_world):
+    world = make_world()
+    job = world.start(policy=lambda snapshot, budgets: Abort(error="Nonsense", reason="because I say so"))
+    world.controller.node_exited("node-1", "gone")
+    world.decide()
+    assert job.status == FAILED and "because I say so" in str(job.error)
+
+
+def test_a_policy_that_waits_is_asked_again_and_its_waiting_is_recorded_once(make_world):
+    asked = []
+
+    def patient(snapshot, budgets):
+        asked.append(snapshot.spares)
+        return decide(snapshot, budgets) if snapshot.spares else Wait(reason="no spare")
+
+    world = make_world(spares=0)
+    job = world.start(policy=patient)
+    world.controller.node_exited("node-1", "gone")
+    world.decide()
+    assert asked == [()] and job.status == RECOVERING
+    world.pass_time(0.2)
+    assert len(asked) == 1, "not at every tick"
+    world.pass_time(0.9)
+    assert len(asked) == 5
+    assert [event.data["action"] for event in world.events("action.decided")] == ["Wait"]
+    assert job.budgets()["node"] == 8, "waiting costs nothing"
+    world.join("node-2")
+    world.nodes["node-2"].parks()
+    world.pass_time(0.3)
+    assert asked[-1] == ("node-2",) and world.tables()[1:] == [["node-0", "node-2"]]
+    assert [event.data["action"] for event in world.events("action.decided")] == ["Wait", "Replace"]
+    assert [failure["node"] for failure in job.history] == ["node-1"] and job.budgets()["node"] == 7
 
 
 def test_the_policy_is_asked_with_what_is_known(make_world):
@@ -632,6 +789,34 @@ def test_an_end_that_was_told_for_an_old_generation_does_not_count(make_world):
     assert job.generation == 2
     survivor.finishes()  # it was on its way when the generation ended
     assert job.finished == {} and job.moved == set()
+
+
+def test_a_last_step_that_only_a_survivor_told_of_is_counted_at_the_end(make_world):
+    world = make_world()
+    job = world.start(steps=3)
+    world.nodes["node-0"].commits(4)
+    world.controller.node_exited("node-1", "gone with its last step")
+    world.decide()
+    world.seat()
+    world.nodes["node-2"].places[0]["step"] = 4  # it got the state after step 4, and there is nothing left to do
+    for node in world.members():
+        node.finishes()
+    assert job.status == FINISHED and job.ledger.step == 4
+    assert [event.step for event in world.events("step.committed")] == [1, 2, 3, 4]
+    assert world.events("job.finished")[0].step == 4
+
+
+@pytest.mark.parametrize("name", ["step", "at", "generation", "rank", "source", "kind", "world", "ranks", "samples",
+                                  "digest", "self"])
+def test_a_reported_value_does_not_take_the_place_of_the_records_own(make_world, name):
+    world = make_world()
+    world.start(steps=1)
+    world.commit(2, values={name: 3.0, "loss": 0.5})
+    event = world.events("step.committed")[-1]
+    assert (event.kind, event.step, event.generation, event.rank, event.source, event.at) == (
+        "step.committed", 2, 1, None, "controller", world.clock.now)
+    assert (event.data["world"], event.data["ranks"], event.data["digest"], event.data["loss"]) == (2, 2, 7, 0.5)
+    assert "samples" not in event.data
 
 
 def test_ranks_with_different_samples_are_told(make_world):

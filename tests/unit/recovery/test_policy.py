@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from ftlab.recovery.policy import Abort, Continue, Failure, Grow, Replace, Restart, Shrink, Snapshot, Wait, decide
+from ftlab.recovery.policy import (
+    Abort,
+    Continue,
+    Failure,
+    Grow,
+    Replace,
+    Restart,
+    Shrink,
+    Snapshot,
+    Wait,
+    decide,
+    find_problem,
+)
 
 BUDGETS = {"node": 8, "crash": 3, "stall": 3, "link": 8}
 CALM = Snapshot(failures=(), members=("node-0", "node-1", "node-2"), spares=(), wanted=3, minimum=3, can_start=False,
@@ -151,3 +163,84 @@ def test_the_policy_is_pure(failures, moment, action):
     before = copy.deepcopy(snapshot)
     assert decide(snapshot, budgets) == decide(snapshot, budgets)
     assert snapshot == before and budgets == BUDGETS
+
+
+# ---- what a policy may return --------------------------------------------------------------------------------------
+
+DEAD = {"failures": (node("node-1"),), "spares": ("node-3", "node-4")}
+CRASHED = {"failures": (crash("node-1"),), "spares": ("node-3",)}
+POSSIBLE = {
+    "a spare for a dead node": (Replace(seats={"node-1": "node-3"}), DEAD),
+    "the other spare": (Replace(seats={"node-1": "node-4"}), DEAD),
+    "a new node for a dead one": (Replace(seats={"node-1": None}), {**DEAD, "can_start": True}),
+    "a spare and a new node": (
+        Replace(seats={"node-1": None, "node-2": "node-3"}), {**DEAD, "can_start": True}),
+    "a living member replaced together with the dead one": (
+        Replace(seats={"node-0": "node-3", "node-1": "node-4"}), DEAD),
+    "a replacement and a restart elsewhere": (Replace(seats={"node-1": "node-3"}, restart=(("node-0", 0),)), DEAD),
+    "shrinking although there are spares": (Shrink(lost=("node-1",)), DEAD),
+    "shrinking to one": (Shrink(lost=("node-1", "node-2")), DEAD),
+    "shrinking and a restart elsewhere": (Shrink(lost=("node-1",), restart=(("node-2", 0),)), DEAD),
+    "a restart": (Restart(restart=WORKER), CRASHED),
+    "a node replaced whose worker crashed": (Replace(seats={"node-1": "node-3"}), CRASHED),
+    "going on": (Continue(), {"failures": (LINK,)}),
+    "going on when a node without a seat died": (Continue(), {"failures": (node("node-7"),)}),
+    "growing by one of two": (Grow(added=("node-4",)), {"wanted": 4, "spares": ("node-3", "node-4")}),
+    "growing by a node and restarting a worker": (
+        Grow(added=("node-3",), restart=WORKER), {"wanted": 4, "spares": ("node-3",)}),
+    "waiting, whatever broke": (Wait(reason="let us see"), DEAD),
+    "waiting when nothing did": (Wait(), {}),
+    "giving up": (Abort(error="StateLost", reason="enough"), DEAD),
+}
+
+NO_SENSE = "its fields make no sense"
+IMPOSSIBLE = {
+    "nothing": (None, DEAD, "it is no Action"),
+    "a text": ("Replace", DEAD, "it is no Action"),
+    "a class": (Continue, DEAD, "it is no Action"),
+    "a stranger in a seat": (Replace(seats={"node-1": "ghost"}), DEAD, "which are ['node-3', 'node-4']"),
+    "a member in another's seat": (Replace(seats={"node-1": "node-0"}), DEAD, "replacements must be different spares"),
+    "one spare in two seats": (
+        Replace(seats={"node-0": "node-3", "node-1": "node-3"}), DEAD, "replacements must be different spares"),
+    "a new node where none can be had": (Replace(seats={"node-1": None}), DEAD, "no new node can be had"),
+    "a replacement for a stranger": (
+        Replace(seats={"ghost": "node-3", "node-1": "node-4"}), DEAD, "it must name members"),
+    "a replacement for nobody": (Replace(seats={}), DEAD, "it must name members"),
+    "a replacement for the wrong one": (
+        Replace(seats={"node-0": "node-3"}), DEAD, "node-1 is dead and would keep its seat"),
+    "seats that are none": (Replace(seats=None), DEAD, NO_SENSE),
+    "seats as a list": (Replace(seats=["node-1"]), DEAD, NO_SENSE),
+    "seats for lists": (Replace(seats={"node-1": ["node-3"]}), DEAD, NO_SENSE),
+    "shrinking by nobody": (Shrink(lost=()), DEAD, "it must name members"),
+    "shrinking by all": (Shrink(lost=("node-0", "node-1", "node-2")), DEAD, "nobody would be left"),
+    "shrinking by a stranger": (Shrink(lost=("node-1", "ghost")), DEAD, "it must name members"),
+    "shrinking by the wrong one": (Shrink(lost=("node-0",)), DEAD, "node-1 is dead and would keep its seat"),
+    "a name instead of a list of names": (Shrink(lost="node-1"), DEAD, "it must name members"),
+    "shrinking by a number": (Shrink(lost=1), DEAD, NO_SENSE),
+    "growing by a stranger": (Grow(added=("ghost",)), {"spares": ("node-3",)}, "which are ['node-3']"),
+    "growing by a member": (Grow(added=("node-0",)), {"spares": ("node-3",)}, "only spares can be added"),
+    "growing by nobody": (Grow(added=()), {"spares": ("node-3",)}, "only spares can be added"),
+    "growing around a dead node": (Grow(added=("node-3",)), DEAD, "node-1 is dead and would keep its seat"),
+    "growing by a number": (Grow(added=3), DEAD, NO_SENSE),
+    "going on with a dead node": (Continue(), DEAD, "node-1 is dead and would keep its seat"),
+    "a restart on a dead node": (Restart(restart=WORKER), DEAD, "node-1 is dead and would keep its seat"),
+    "a restart at a stranger's": (Restart(restart=(("ghost", 0),)), CRASHED, "workers of ['ghost'] cannot be"),
+    "a restart of a spare's worker": (Restart(restart=(("node-3", 0),)), CRASHED, "cannot be restarted: no members"),
+    "a restart of a number": (Restart(restart=5), CRASHED, NO_SENSE),
+    "a restart of names without ranks": (Restart(restart=("node-1",)), CRASHED, NO_SENSE),
+}
+
+
+@pytest.mark.parametrize(("action", "moment"), POSSIBLE.values(), ids=POSSIBLE.keys())
+def test_no_problem_is_found_with(action, moment):
+    assert find_problem(action, replace(CALM, **moment)) == ""
+
+
+@pytest.mark.parametrize(("action", "moment", "words"), IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_a_problem_is_found_with(action, moment, words):
+    assert words in find_problem(action, replace(CALM, **moment))
+
+
+@pytest.mark.parametrize(("failures", "moment", "action"), TABLE.values(), ids=TABLE.keys())
+def test_no_problem_is_found_with_what_the_reference_policy_decides(failures, moment, action):
+    assert find_problem(action, replace(CALM, failures=tuple(failures), **moment)) == ""

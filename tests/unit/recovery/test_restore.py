@@ -132,10 +132,80 @@ def test_a_member_that_was_replaced_by_another_process_is_not_taken_for_the_old_
     new.nodes["node-1"].instance, new.nodes["node-1"].places = "another", {}
     new.nodes["node-1"].hello()
     assert new.nodes["node-1"].words()[:2] == ["Welcome", "RunJob"] and new.nodes["node-1"].sent[0].fresh
-    assert new.job.status == RECOVERING
+    assert [event.source for event in new.events("node.died")] == ["node-1"] and new.job.status == RECOVERING
     new.decide()
-    new.nodes["node-1"].restarts_worker()
-    assert new.job.generation == 2
+    new.nodes["node-2"].hello()
+    assert new.tables()[-1] == ["node-0", "node-2"] and new.job.generation == 2
+    assert [(row["cause"], row["node"]) for row in new.job.history] == [("node", "node-1")]
+    assert new.job.budgets() == {"node": 7, "crash": 3, "stall": 3, "link": 8}, "its workers are not accused as well"
+    assert new.events("worker.restarted") == []
+
+
+def test_a_death_that_was_recorded_but_not_yet_acted_on_is_recovered_from(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.start(steps=3)
+    old.controller.node_exited("node-1", "gone")
+    assert old.log.events[-1].kind == "recovery.started"
+    new = come_back(old)
+    for name in ("node-0", "node-2"):
+        new.nodes[name].hello()
+    new.decide()
+    assert new.tables()[-1] == ["node-0", "node-2"] and new.job.generation == 2
+    new.nodes["node-0"].stops()
+    new.seat()
+    new.commit(4)
+    assert new.job.status == RUNNING
+
+
+def test_a_recovery_that_waited_for_a_new_node_is_taken_up_again(make_world, come_back, journal):
+    old = make_world(path=journal, spares=0)
+    old.start(steps=3)
+    old.controller.node_exited("node-1", "gone")
+    old.decide()
+    assert old.provider.started == ["node-2"]
+    new = come_back(old)
+    new.nodes["node-0"].hello()
+    new.join("node-2")
+    new.decide()
+    new.nodes["node-2"].parks()
+    assert new.tables()[1:] == [["node-0", "node-2"]] and new.provider.started == []
+
+
+def test_a_dead_node_that_stays_away_is_given_back_by_the_next_controller(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.start(steps=3)
+    old.silent = {"node-1"}
+    old.pass_time(0.8)
+    old.seat()
+    old.commit(4)
+    new = come_back(old)
+    for name in ("node-0", "node-2"):
+        new.nodes[name].hello()
+    new.pass_time(new.config.reclaim_s + 0.1)
+    assert new.provider.removed == ["node-1"] and new.verdict("node-1") == "gone"
+
+
+def test_a_job_that_had_not_started_yet_starts(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.join("node-0", "node-1", "node-2")
+    old.submit()
+    old.nodes["node-0"].parks()
+    new = come_back(old)
+    for node in new.nodes.values():
+        node.hello()
+        node.parks()
+    assert new.tables() == [["node-0", "node-1"]] and new.job.history == []
+
+
+def test_a_spare_that_comes_back_last_is_not_accused(make_world, come_back, journal):
+    old = make_world(path=journal)
+    old.start(steps=3)
+    for node in old.members():
+        node.is_at(Place.COMPUTING)
+    new = come_back(old)
+    for name in ("node-0", "node-1", "node-2"):
+        new.nodes[name].hello()
+    assert new.events("worker.restarted") == [] and new.job.repeats == {}
 
 
 @pytest.mark.parametrize("how", ["finished", "cancelled"])

@@ -15,11 +15,11 @@ from xml.etree import ElementTree
 import pytest
 
 from ftlab.events import Event
+from ftlab.messages import PHASES
 from ftlab.report.canvas import duration, text_width
 from ftlab.report.page import figures, report_fragment, report_page, verdict_badge
 from ftlab.report.picture import close_ups, timeline_svg, waterfall_svg
 from ftlab.report.story import read_story
-from ftlab.report.waterfall import STEPS
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -79,7 +79,7 @@ class Scene:
         """Run the three phases, record the new membership at `ranktable`, and commit the first step."""
         self.record("recovery.started", generation=self.generation + 1, cause=cause, nodes=list(lost))
         spans: list[dict[str, Any]] = [self._span("node reschedule", "detect", self.now - 0.03, self.now, "controller")]
-        for phase, names in STEPS.items():
+        for phase, names in PHASES.items():
             for name in names[1:] if phase == "node reschedule" else names:
                 length = _COST_MS[name] / 1000 * speed
                 if name == "ranktable":

@@ -59,6 +59,25 @@ def test_a_commit_moves_out_of_the_step():
     assert (progress.place, progress.since, progress.committed_at, progress.step) == (Place.OUTSIDE, 99.0, 99.0, 7)
 
 
+def test_a_page_that_is_read_while_it_is_written_shows_one_moment():
+    page = StatusPage()
+    writer = os.fork()
+    if writer == 0:
+        try:
+            for number in range(60_000):
+                page.generation = page.rank = number
+                page.commit(number, float(number))
+        finally:
+            os._exit(0)
+    torn = reads = 0
+    while os.waitpid(writer, os.WNOHANG)[0] == 0:
+        seen = page.read()
+        reads += 1
+        torn += seen.place == Place.OUTSIDE and not (
+            seen.generation == seen.rank == seen.step == seen.since == seen.committed_at)
+    assert reads and torn == 0, f"{torn} of {reads} reads were torn"
+
+
 def test_pages_do_not_share_their_memory():
     first, second = StatusPage(), StatusPage()
     first.commit(5, at=1.0)
