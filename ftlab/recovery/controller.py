@@ -220,7 +220,8 @@ class Controller:
         holders = sum(worker.holds_state for node in self.roster.seated(job.plan) for worker in node.workers.values())
         return Snapshot(failures=failures, members=tuple(job.plan), spares=tuple(node.name for node in spares),
                         wanted=job.wanted, minimum=job.minimum, can_start=self.config.replace, step=job.ledger.step,
-                        holders=holders, repeats={node: count - 1 for node, count in job.repeats.items()})
+                        holders=holders, repeats={node: count - 1 for node, count in job.repeats.items()},
+                        procs_per_node=procs)
 
     def _ask_policy(self, job: Job, snapshot: Snapshot) -> acts.Action | None:
         try:
@@ -253,7 +254,8 @@ class Controller:
         elif isinstance(action, acts.Grow):
             job.plan = [*job.plan, *action.added]
         for node in self.roster.alive():  # given up for its workers, not dead: fresh ones make it a spare
-            if node.name in before - set(job.plan):
+            used = any(worker.failed or worker.generation for worker in node.workers.values())
+            if used and node.name in before - set(job.plan):
                 self._assign(node, job)
 
     # ---- the next thing that is due ------------------------------------------------------------------------

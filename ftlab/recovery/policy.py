@@ -34,6 +34,7 @@ class Snapshot:
     step: int  # committed steps
     holders: int  # workers that live and hold the state
     repeats: Mapping[str, int] = field(default_factory=dict)  # earlier worker failures per node
+    procs_per_node: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,9 @@ def find_problem(action: object, snapshot: Snapshot) -> str:
     """Why an action cannot be carried out in this situation; empty if it can. Policies may be students' work."""
     if not isinstance(action, Action):
         return "it is no Action"
-    if isinstance(action, Abort | Wait):
+    if isinstance(action, Abort):
+        return "" if isinstance(action.reason, str) and isinstance(action.error, str) else "it must give a reason"
+    if isinstance(action, Wait):
         return ""
     try:
         return _find_problem(action, snapshot)
@@ -149,8 +152,18 @@ def _find_problem(action: Action, snapshot: Snapshot) -> str:
     dead = {failure.node for failure in snapshot.failures if failure.cause == "node"} & members
     if dead - leaving:
         return f"{', '.join(sorted(dead - leaving))} is dead and would keep its seat"
-    strangers = {node for node, _ in action.restart} - members
-    return f"workers of {sorted(strangers)} cannot be restarted: no members" if strangers and members else ""
+    return _find_restart_problem(action, snapshot, leaving)
+
+
+def _find_restart_problem(action: Action, snapshot: Snapshot, leaving: set[str]) -> str:
+    broken = {(failure.node, failure.local_rank) for failure in snapshot.failures if failure.local_rank is not None}
+    restarted = {(node, local_rank) for node, local_rank in action.restart}
+    unmended = sorted(f"{node}'s worker {local_rank}" for node, local_rank in broken - restarted if node not in leaving)
+    if unmended:
+        return f"{', '.join(unmended)} failed and is neither restarted nor replaced"
+    known = {(node, local_rank) for node in {*snapshot.members, *(node for node, _ in broken)}
+             for local_rank in range(snapshot.procs_per_node)}
+    return f"there are no such workers: {sorted(map(str, restarted - known))}" if restarted - known else ""
 
 
 def _grow(snapshot: Snapshot) -> Action:

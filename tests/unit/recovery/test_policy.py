@@ -24,7 +24,7 @@ from ftlab.recovery.policy import (
 
 BUDGETS = {"node": 8, "crash": 3, "stall": 3, "link": 8}
 CALM = Snapshot(failures=(), members=("node-0", "node-1", "node-2"), spares=(), wanted=3, minimum=3, can_start=False,
-                step=10, holders=2)
+                step=10, holders=2, procs_per_node=2)
 
 
 def node(name: str, **more: Any) -> Failure:
@@ -224,8 +224,11 @@ IMPOSSIBLE = {
     "growing by a number": (Grow(added=3), DEAD, NO_SENSE),
     "going on with a dead node": (Continue(), DEAD, "node-1 is dead and would keep its seat"),
     "a restart on a dead node": (Restart(restart=WORKER), DEAD, "node-1 is dead and would keep its seat"),
-    "a restart at a stranger's": (Restart(restart=(("ghost", 0),)), CRASHED, "workers of ['ghost'] cannot be"),
-    "a restart of a spare's worker": (Restart(restart=(("node-3", 0),)), CRASHED, "cannot be restarted: no members"),
+    "a restart at a stranger's": (Restart(restart=(*WORKER, ("ghost", 0))), CRASHED, "no such workers"),
+    "a restart of a spare's worker": (Restart(restart=(*WORKER, ("node-3", 0))), CRASHED, "no such workers"),
+    "a restart of a rank that is not there": (Restart(restart=(*WORKER, ("node-1", 7))), CRASHED, "no such workers"),
+    "a crashed worker that nobody mends": (Continue(), CRASHED, "neither restarted nor replaced"),
+    "an end without a reason": (Abort(error="StateLost", reason=None), CRASHED, "must give a reason"),
     "a restart of a number": (Restart(restart=5), CRASHED, NO_SENSE),
     "a restart of names without ranks": (Restart(restart=("node-1",)), CRASHED, NO_SENSE),
 }
