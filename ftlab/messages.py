@@ -66,7 +66,7 @@ class Heartbeat(Message):
     """The node lives; with the progress of its workers and the step records not yet acknowledged."""
 
     workers: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)  # StepDone of each, with local_rank
+    steps: list[dict[str, Any]] = field(default_factory=list)  # fields of StepDone, and the local_rank
     output: list[list[Any]] = field(default_factory=list)  # [local_rank, rank, line]
 
 
@@ -172,6 +172,13 @@ class StepDone(Message):
     values: dict[str, float] = field(default_factory=dict)
     samples: list[int] | None = None
     digest: int = 0  # of the global batch's sample ids: all ranks must agree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Message):
+    """The steps committed since the last message, each as a StepDone's fields."""
+
+    records: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,14 @@ def bench(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"{text}\n")
 
     if arguments.what == "overhead":
-        result = bench_overhead(arguments.nodes, arguments.spares, say=say)
+        result = bench_overhead(arguments.nodes or 2, arguments.spares, say=say)
         table = overhead_table(result)
     else:
         kinds = [name for name in arguments.faults.split(",") if name] or list(KINDS)
         unknown = sorted(set(kinds) - set(KINDS))
         if unknown:
             raise UnknownFault(f"cannot bench {', '.join(unknown)}", hint=f"faults are {', '.join(KINDS)}")
-        result = bench_recovery(kinds, arguments.runs, arguments.seed, say=say, nodes=arguments.nodes,
+        result = bench_recovery(kinds, arguments.runs, arguments.seed, say=say, nodes=arguments.nodes or 4,
                                 spares=arguments.spares, procs_per_node=arguments.procs_per_node)
         table = recovery_table(result)
     sys.stdout.write((json.dumps(result) if arguments.json else table) + "\n")

@@ -101,6 +101,7 @@ def _add_bench(commands: Any) -> None:
                  "ftlab bench recovery --runs 5 --json")
     bench.add_argument("what", choices=("recovery", "overhead"))
     _add_size(bench)
+    bench.set_defaults(nodes=None)  # 4 for recovery, 2 for overhead: a worker per core
     bench.add_argument("--runs", type=int, default=5, help="for recovery: runs per fault (default 5)")
     bench.add_argument("--faults", default="", help="for recovery: only these, separated by commas")
     bench.add_argument("--seed", type=int, default=0)

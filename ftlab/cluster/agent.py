@@ -152,6 +152,7 @@ class NodeAgent:
                 self._tell_workers(message)
             case messages.Watch():
                 self._watch = message.step
+                self._tell_workers(messages.ToWorkers(job=self._job, body=messages.encode(message)))
 
     async def _beat(self) -> None:
         while True:
@@ -246,10 +247,11 @@ class NodeAgent:
             asyncio.get_running_loop().remove_reader(worker.control.fileno())
 
     def _on_worker_message(self, worker: _Worker, message: messages.Message) -> None:
-        if isinstance(message, messages.StepDone):
-            self._steps.append({**messages.encode(message), "local_rank": worker.local_rank})
-            if worker.urgent or (self._watch is not None and message.step >= self._watch):
-                self._watch = None if self._watch is not None and message.step >= self._watch else self._watch
+        if isinstance(message, messages.Steps):
+            self._steps += [{**record, "local_rank": worker.local_rank} for record in message.records]
+            watched = self._watch is not None and message.records[-1]["step"] >= self._watch
+            if worker.urgent or watched:
+                self._watch = None if watched else self._watch
                 worker.urgent = False
                 self._send_heartbeat()
             return

@@ -13,7 +13,6 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,6 @@ class Follower:
         self.events: list[Event] = []
         self.output: deque[tuple[str, list[Any]]] = deque(maxlen=5000)
         self.changed = threading.Condition()
-        self.listeners: list[Callable[[Event], None]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="ftlab-follower", daemon=True)
 
@@ -117,7 +115,7 @@ class Follower:
                                       headers={"Authorization": f"Bearer {self.token}"}, connect_timeout=1.0)
                 link = await websocket_connect(request, max_message_size=64 << 20)
                 while (raw := await link.read_message()) is not None:
-                    self._take(json.loads(raw))
+                    self._take(json.loads(raw))  # several frames that belong together
             except (TimeoutError, OSError, RuntimeError):
                 pass
             except Exception as error:
@@ -125,14 +123,11 @@ class Follower:
                     raise
             await asyncio.sleep(0.03)
 
-    def _take(self, frame: dict[str, Any]) -> None:
+    def _take(self, frames: list[dict[str, Any]]) -> None:
         with self.changed:
-            if "event" in frame:
-                event = Event(**frame["event"])
-                if event.seq == len(self.events) + 1:
-                    self.events.append(event)
-                    for listener in self.listeners:
-                        listener(event)
-            else:
-                self.output.extend((frame["node"], line) for line in frame["output"])
+            for frame in frames:
+                if "event" not in frame:
+                    self.output.extend((frame["node"], line) for line in frame["output"])
+                elif frame["event"]["seq"] == len(self.events) + 1:  # else it was already known
+                    self.events.append(Event(**frame["event"]))
             self.changed.notify_all()

@@ -11,7 +11,6 @@ import hmac
 import json
 import logging
 import re
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from ftlab.recovery.job import Job
 from ftlab.recovery.policy import Policy, decide
 
 log = logging.getLogger(__name__)
+_EVENTS_PER_FRAME = 500
 _CODE = re.compile(r"^[0-9a-f]{8,32}$")
 
 
@@ -45,7 +45,7 @@ class ControlServer:
         controller.log.listeners += [self.metrics.observe, self._publish]
         controller.on_output = self._on_output
         self.streams: set[_Stream] = set()
-        self.recent_output: deque[tuple[str, list[list[Any]]]] = deque(maxlen=200)
+        self._frames: list[str] = []
         (folder / "jobs").mkdir(exist_ok=True)
 
     def start(self, sockets: list[Any]) -> None:
@@ -88,15 +88,21 @@ class ControlServer:
             log.exception("tick failed")
 
     def _publish(self, event: Event) -> None:
-        line = f'{{"event":{event.to_json()}}}'
-        for stream in list(self.streams):
-            stream.push(line)
+        self._push(f'{{"event":{event.to_json()}}}')
 
     def _on_output(self, node: str, lines: list[list[Any]]) -> None:
-        self.recent_output.append((node, lines))
-        line = json.dumps({"output": lines, "node": node})
+        self._push(json.dumps({"output": lines, "node": node}))
+
+    def _push(self, line: str) -> None:
+        """Send to all streams, together with whatever else happens in this turn of the loop."""
+        if not self._frames:
+            asyncio.get_running_loop().call_soon(self._push_frames)
+        self._frames.append(line)
+
+    def _push_frames(self) -> None:
+        frames, self._frames = f"[{','.join(self._frames)}]", []
         for stream in list(self.streams):
-            stream.push(line)
+            stream.push(frames)
 
 
 class _Guarded:
@@ -292,8 +298,10 @@ class _NodeLink(_Socket):
 class _Stream(_Socket):
     def open(self, *args: str, **kwargs: str) -> None:
         after = int(self.get_argument("after", "0"))
-        for event in self.server.controller.log.events[after:]:
-            self.push(f'{{"event":{event.to_json()}}}')
+        known = self.server.controller.log.events[after:]
+        for first in range(0, len(known), _EVENTS_PER_FRAME):
+            frames = (f'{{"event":{event.to_json()}}}' for event in known[first:first + _EVENTS_PER_FRAME])
+            self.push(f"[{','.join(frames)}]")
         self.server.streams.add(self)
 
     def on_message(self, raw: str | bytes) -> None:

@@ -170,14 +170,14 @@ class TrainContext:
         at = time.monotonic()
         state.commit()
         self._page.commit(state.step, at)
-        session.first_step_done(at)
-        ids = self._samples
-        session.link.send(messages.StepDone(
+        first = session.first_step_done(at)
+        ids = self._samples if self.config.record_samples else None
+        session.link.note_step(messages.StepDone(
             generation=session.generation, step=state.step, at=at,
             values={name: float(value.detach() if isinstance(value, torch.Tensor) else value)
                     for name, value in self._values.items()},
-            samples=ids.tolist() if ids is not None and self.config.record_samples else None,
-            digest=0 if ids is None else zlib.crc32(ids.numpy().tobytes())))
+            samples=None if ids is None else ids.tolist(),
+            digest=0 if ids is None else zlib.crc32(ids.numpy().tobytes())), urgent=first)
 
     def _seating(self) -> Seating:
         session = self._session

@@ -11,10 +11,13 @@ import os
 import threading
 import time
 from multiprocessing.connection import Connection
+from typing import Any
 
 from ftlab import messages
 from ftlab.elastic.group import Group
 
+_FLUSH_S = 0.1  # how long a committed step may wait to be reported
+_NOBODY = 1 << 62
 _RESEVER_S = 0.005  # a group that is being built may open a socket right after it was cut
 
 
@@ -29,6 +32,8 @@ class WorkerLink:
         self._terminated = 0  # the newest generation that is over
         self._join: messages.Join | None = None
         self._joined_at = 0.0
+        self._steps: list[dict[str, Any]] = []  # committed, not yet reported
+        self._watched = _NOBODY  # the step somebody waits for
         self.released = False
 
     def start(self) -> None:
@@ -36,10 +41,28 @@ class WorkerLink:
         threading.Thread(target=self._listen, name="ftlab-link", daemon=True).start()
 
     def send(self, message: messages.Message) -> None:
-        """Tell the agent; a worker without an agent ends."""
-        try:
+        """Tell the agent, after the steps that came before; a worker without an agent ends."""
+        with self._sending:
+            self._flush()
+            self._write(message)
+
+    def note_step(self, step: messages.StepDone, urgent: bool) -> None:
+        """Report a committed step: now if it is urgent or somebody waits for it, else with the next few."""
+        self._steps.append(vars(step))  # no system call, no wake-up: this runs once a step
+        if urgent or step.step >= self._watched:
+            if step.step >= self._watched:
+                self._watched = _NOBODY
             with self._sending:
-                self._connection.send_bytes(messages.dumps(message))
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._steps:
+            records, self._steps = self._steps, []
+            self._write(messages.Steps(records=records))
+
+    def _write(self, message: messages.Message) -> None:
+        try:
+            self._connection.send_bytes(messages.dumps(message))
         except OSError:
             os._exit(1)
 
@@ -74,11 +97,17 @@ class WorkerLink:
     def _listen(self) -> None:
         while True:
             try:
+                if not self._connection.poll(_FLUSH_S):
+                    with self._sending:
+                        self._flush()
+                    continue
                 message = messages.loads(self._connection.recv_bytes())
             except (EOFError, OSError):
                 os._exit(1)
             with self._changed:
-                if isinstance(message, messages.Terminate):
+                if isinstance(message, messages.Watch):
+                    self._watched = message.step
+                elif isinstance(message, messages.Terminate):
                     self._terminated = max(self._terminated, message.generation)
                 elif isinstance(message, messages.Join):
                     self._join, self._joined_at = message, time.monotonic()

@@ -104,11 +104,13 @@ class Session:
         self._leave(f"{type(error).__name__}: {str(error)[:300]}")
         return True
 
-    def first_step_done(self, at: float) -> None:
-        """Report what this generation's recovery took, at its first committed step."""
-        if self._spans:
-            self._spans.append(["first_step", self._spans[-1][2], at])
-            self._send_spans(complete=True)
+    def first_step_done(self, at: float) -> bool:
+        """Whether this was a generation's first step; if so, report what its recovery took."""
+        if not self._spans:
+            return False
+        self._spans.append(["first_step", self._spans[-1][2], at])
+        self._send_spans(complete=True)
+        return True
 
     def wait_out(self) -> None:
         """After the train function: wait for the end of the job, or take part in one more recovery and return."""
