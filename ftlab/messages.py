@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from ftlab.config import MAX_MESSAGE_BYTES
 from ftlab.errors import BadMessage
@@ -66,7 +66,7 @@ class Heartbeat(Message):
     """The node lives; with the progress of its workers and the step records not yet acknowledged."""
 
     workers: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)  # fields of StepDone, and the local_rank
+    steps: list[dict[str, Any]] = field(default_factory=list)  # StepDone of each, and the local_rank
     output: list[list[Any]] = field(default_factory=list)  # [local_rank, rank, line]
 
 
@@ -162,21 +162,20 @@ class Spans(Message):
     source: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepDone(Message):
-    """One committed step."""
+class StepDone(TypedDict):
+    """One committed step; not a message of its own, and a plain dict because one is made in every step."""
 
     generation: int
     step: int
     at: float
-    values: dict[str, float] = field(default_factory=dict)
-    samples: list[int] | None = None
-    digest: int = 0  # of the global batch's sample ids: all ranks must agree
+    values: dict[str, float]
+    samples: list[int] | None
+    digest: int  # of the global batch's sample ids: all ranks must agree
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(Message):
-    """The steps committed since the last message, each as a StepDone's fields."""
+    """The steps committed since the last message: StepDone of each."""
 
     records: list[dict[str, Any]]
 

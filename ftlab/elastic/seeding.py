@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 _MASK = (1 << 64) - 1
+_HAS_CUDA = torch.backends.cuda.is_built()
 
 
 def mix(*numbers: int) -> int:
@@ -30,5 +31,5 @@ def seed_step(seed: int, step: int, shard: int) -> None:
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():
+    if _HAS_CUDA and torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)

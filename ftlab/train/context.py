@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftlab import messages
 from ftlab.checkpoint.state import TrainingState
 from ftlab.config import JobConfig
 from ftlab.elastic.reduce import FlatGradients, sum_in_shard_order, sum_over_ranks
@@ -43,6 +42,7 @@ class TrainContext:
         self._running = False
         self._stepped = False  # the loop body has used ctx.step()
         self._shards = config.shards
+        self._seat: Seating | None = None  # of this generation
         self._values: dict[str, Any] = {}
         self._samples: torch.Tensor | None = None
         self._piece: Piece | None = None
@@ -106,11 +106,14 @@ class TrainContext:
             raise ConfigError("nothing is protected",
                               hint="ctx.protect(model=model, optimizer=optimizer) before the loop")
         self._running = True
+        state, session = self._state, self._session
         while True:
-            self._session.join()
-            if self._state.step >= total:
+            if not session.undisturbed:
+                session.join()
+                self._seat = None
+            step = state.step
+            if step >= total:
                 return
-            step = self._state.step
             self._begin(step)
             yield step
             if not self._stepped:
@@ -141,7 +144,7 @@ class TrainContext:
 
     def report(self, **values: Any) -> None:
         """Numbers that belong to this step, such as loss=loss; recorded when the step is committed."""
-        taken = RESERVED_VALUES & set(values)
+        taken = RESERVED_VALUES.intersection(values)
         if taken:
             raise ConfigError(f"ctx.report cannot record {', '.join(sorted(taken))}: a step has a field of that name")
         self._values.update(values)
@@ -172,18 +175,20 @@ class TrainContext:
         self._page.commit(state.step, at)
         first = session.first_step_done(at)
         ids = self._samples if self.config.record_samples else None
-        session.link.note_step(messages.StepDone(
-            generation=session.generation, step=state.step, at=at,
-            values={name: float(value.detach() if isinstance(value, torch.Tensor) else value)
-                    for name, value in self._values.items()},
-            samples=None if ids is None else ids.tolist(),
-            digest=0 if ids is None else zlib.crc32(ids.numpy().tobytes())), urgent=first)
+        session.link.note_step({
+            "generation": session.generation, "step": state.step, "at": at,
+            "values": {name: float(value.detach() if isinstance(value, torch.Tensor) else value)
+                       for name, value in self._values.items()},
+            "samples": None if ids is None else ids.tolist(),
+            "digest": 0 if ids is None else zlib.crc32(ids.numpy().tobytes())}, urgent=first)
 
     def _seating(self) -> Seating:
-        session = self._session
-        if self._shards is None and self.config.exact:
-            self._shards = session.world
-        return Seating(session.rank, session.world, self._shards or session.world)
+        if self._seat is None:
+            session = self._session
+            if self._shards is None and self.config.exact:
+                self._shards = session.world
+            self._seat = Seating(session.rank, session.world, self._shards or session.world)
+        return self._seat
 
     def _on_piece(self, global_batch: int) -> Any:
         def remember(step: int, piece: Piece, ids: torch.Tensor) -> None:

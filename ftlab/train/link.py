@@ -32,7 +32,7 @@ class WorkerLink:
         self._terminated = 0  # the newest generation that is over
         self._join: messages.Join | None = None
         self._joined_at = 0.0
-        self._steps: list[dict[str, Any]] = []  # committed, not yet reported
+        self._steps: list[messages.StepDone] = []  # committed, not yet reported
         self._watched = _NOBODY  # the step somebody waits for
         self.released = False
 
@@ -48,16 +48,17 @@ class WorkerLink:
 
     def note_step(self, step: messages.StepDone, urgent: bool) -> None:
         """Report a committed step: now if it is urgent or somebody waits for it, else with the next few."""
-        self._steps.append(vars(step))  # no system call, no wake-up: this runs once a step
-        if urgent or step.step >= self._watched:
-            if step.step >= self._watched:
+        self._steps.append(step)  # no system call, no wake-up: this runs once a step
+        if urgent or step["step"] >= self._watched:
+            if step["step"] >= self._watched:
                 self._watched = _NOBODY
             with self._sending:
                 self._flush()
 
     def _flush(self) -> None:
         if self._steps:
-            records, self._steps = self._steps, []
+            records: list[Any] = self._steps
+            self._steps = []
             self._write(messages.Steps(records=records))
 
     def _write(self, message: messages.Message) -> None:

@@ -62,6 +62,11 @@ class Session:
         return self.table.generation if self.table else 0
 
     @property
+    def undisturbed(self) -> bool:
+        """Whether the next step can begin at once: the one question that is asked in every step."""
+        return self.synchronised and self.table is not None and not self.link.over(self.table.generation)
+
+    @property
     def world(self) -> int:
         """How many ranks there are."""
         return self.table.world if self.table else 0

@@ -31,7 +31,6 @@ EXAMPLES: list[Message] = [
     messages.Stopped(generation=1, step=2, at=3.5, reason="told to"),
     messages.Spans(generation=2, spans=[["connect", 1.0, 2.0]], complete=False, source="live"),
     messages.Steps(records=[{"generation": 1, "step": 3, "at": 2.5}]),
-    messages.StepDone(generation=1, step=2, at=3.5, values={"loss": 0.5}, samples=[1, 2], digest=1 << 31),
     messages.Finished(generation=1, step=2, digest="d", result="r", error="too big"),
     messages.Failed(cause="crash", detail="x", traceback="t", fatal={"error": "ConfigError"}, generation=1, step=2),
     messages.Terminate(generation=3),
