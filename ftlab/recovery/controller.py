@@ -16,7 +16,7 @@ from typing import Any
 
 from ftlab import messages
 from ftlab.config import ClusterConfig
-from ftlab.errors import BadMessage, BadPolicy, FtlabError, JobCancelled, JobError, WaitTimeout, from_dict
+from ftlab.errors import BadMessage, BadPolicy, FtlabError, JobCancelled, JobError, WaitTimeout
 from ftlab.events import EventLog
 from ftlab.health.heartbeat import Watch
 from ftlab.membership import RankTable, Verdict, seat_nodes
@@ -242,7 +242,7 @@ class Controller:
 
     def _act(self, job: Job, action: acts.Action) -> None:
         if isinstance(action, acts.Abort):
-            self._end(job, FAILED, _error(job, action))
+            self._end(job, FAILED, job.error_of(action))
             return
         self._restart_workers(job, action.restart)
         before = set(job.plan)
@@ -396,13 +396,3 @@ class Controller:
             node.send(messages.ToWorkers(job=job.id, body=messages.encode(messages.Release())))
             node.send(messages.EndJob(job=job.id))
             node.job, node.workers = "", {}
-
-
-def _error(job: Job, action: acts.Abort) -> FtlabError:
-    """The error that ends a job: a worker's own if no retry could mend it, else what the policy says."""
-    if job.fatal is not None:
-        return job.fatal
-    trace = job.tracebacks[-1] if job.tracebacks and action.cause == "crash" else ""
-    return from_dict({"error": action.error, "message": action.reason + (f"\n\n{trace}" if trace else ""), "hint": "",
-                      "seen": f"{len(job.history)} failures, {job.ledger.step} steps committed",
-                      "facts": {"cause": action.cause, "history": job.history, "traceback": trace}})

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftlab.config import JobConfig
-from ftlab.errors import FtlabError
+from ftlab.errors import FtlabError, from_dict
 from ftlab.membership import RankTable
 from ftlab.recovery.ledger import Ledger
-from ftlab.recovery.policy import Action, Failure, Policy, decide
+from ftlab.recovery.policy import Abort, Action, Failure, Policy, decide
 from ftlab.recovery.record import RecoveryRecord
 
 STARTING, RUNNING, RECOVERING, RESTORING = "starting", "running", "recovering", "restoring"
@@ -90,6 +90,15 @@ class Job:
     def spend(self, cause: str) -> None:
         """Count one recovery."""
         self.spent.setdefault(cause, []).append(self.ledger.step)
+
+    def error_of(self, action: Abort) -> FtlabError:
+        """The error that ends it: a worker's own if no retry could mend it, else what the policy says."""
+        if self.fatal is not None:
+            return self.fatal
+        trace = self.tracebacks[-1] if self.tracebacks and action.cause == "crash" else ""
+        return from_dict({"error": action.error, "message": action.reason + (f"\n\n{trace}" if trace else ""),
+                          "hint": "", "seen": f"{len(self.history)} failures, {self.ledger.step} steps committed",
+                          "facts": {"cause": action.cause, "history": self.history, "traceback": trace}})
 
     def spec(self) -> dict[str, Any]:
         """What nodes need to run it."""
