@@ -70,6 +70,17 @@ def plain(ctx: Any, steps: int = 40, step_s: float = 0.01, width: int = 64) -> i
     return ctx.rank
 
 
+def pauses(ctx: Any, steps: int = 30) -> None:
+    """Short steps, and once a long one on all ranks: an evaluation, say."""
+    model = _model()
+    ctx.protect(model=model)
+    for step in ctx.steps(steps):
+        with ctx.step():
+            if step == 20:
+                time.sleep(2.5)
+            torch.distributed.barrier()
+
+
 def slow_victim(ctx: Any, steps: int = 40, victim: int = 1) -> None:
     """One rank comes late to every collective, so that the others are inside it most of the time."""
     model = _model()

@@ -1,7 +1,8 @@
 """Does training get on? Finds the worker that holds the others up, pure: the time is passed in.
 
-A rank that waits for the others is a victim, a rank that is still computing is a suspect. The limit follows the step
-time that was seen: a job with 20 ms steps is checked within about a second, one with minutes-long steps is not accused.
+A rank that waits for the others is a victim, a rank that is still computing while others wait is a suspect. The limit
+follows the step time that was seen: a job with 20 ms steps is checked within about a second, one with steps of minutes is
+not accused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Standing(StrEnum):
     COMPUTING = "computing"
     WAITING = "waiting for the other ranks"
     OUTSIDE = "between two steps"
+    RECOVERING = "waiting for the next generation"
     IDLE = "idle"
 
 
@@ -70,9 +72,11 @@ class StepClock:
 
 
 def find_stalled(workers: Iterable[Sighting], now: float, limit_s: float, outside_s: float) -> list[Sighting]:
-    """The workers that hold the others up; empty while there is nobody to blame."""
-    stalled = []
-    for worker in workers:
+    """The workers that hold the others up; empty while nobody waits for anybody, however long they take."""
+    seen, stalled = list(workers), []
+    if not any(worker.standing in (Standing.WAITING, Standing.RECOVERING) for worker in seen):
+        return []  # all are busy with something of their own: a long evaluation is no stall
+    for worker in seen:
         allowed = {Standing.COMPUTING: limit_s, Standing.OUTSIDE: max(limit_s, outside_s)}.get(worker.standing)
         if allowed is not None and now - worker.since > allowed:
             stalled.append(worker)

@@ -11,8 +11,9 @@ from ftlab.health.progress import Sighting, Standing
 from ftlab.membership import Verdict
 from ftlab.messages import Place
 
+_TRAINING = {Place.OUTSIDE, Place.COMPUTING, Place.COMMUNICATING}
 _STANDINGS = {Place.OUTSIDE: Standing.OUTSIDE, Place.COMPUTING: Standing.COMPUTING,
-              Place.COMMUNICATING: Standing.WAITING}
+              Place.COMMUNICATING: Standing.WAITING, Place.RECOVERING: Standing.RECOVERING}
 
 
 @dataclass
@@ -41,7 +42,7 @@ class WorkerView:
 
     def trains_in(self, generation: int) -> bool:
         """Whether it is on its seat in a generation, in or between steps."""
-        return not self.failed and self.generation == generation and self.place in _STANDINGS
+        return not self.failed and self.generation == generation and self.place in _TRAINING
 
     def is_stuck_before(self, generation: int, places: set[Place]) -> bool:
         """Whether it still waits in an ended generation, at one of these places, where nothing can hold it any more."""

@@ -73,6 +73,11 @@ def test_a_spare_is_hot_before_it_is_needed(cluster):
     job.result(timeout=60)
 
 
+def test_a_long_step_that_all_ranks_take_is_no_stall(cluster):
+    report = cluster.submit(trains.pauses).result(timeout=60)
+    assert (report.recoveries, report.steps) == (0, 30)
+
+
 def test_one_job_at_a_time_and_cancel(cluster):
     job = cluster.submit(trains.plain, steps=10_000)
     job.wait_for_step(2)

@@ -70,14 +70,26 @@ def test_steps_that_are_told_again_or_out_of_order_teach_nothing():
 
 def test_a_job_with_short_steps_is_accused_after_about_a_second():
     limit = clock(0.02).limit()
-    hung = seen(COMPUTING, since=100.0)
-    assert find_stalled([hung], 100.99, limit, 60.0) == []
-    assert find_stalled([hung], 101.01, limit, 60.0) == [hung]
+    hung, victim = seen(COMPUTING, since=100.0), seen(WAITING, since=100.0, number=1)
+    assert find_stalled([hung, victim], 100.99, limit, 60.0) == []
+    assert find_stalled([hung, victim], 101.01, limit, 60.0) == [hung]
+
+
+@pytest.mark.parametrize("standing", [COMPUTING, OUTSIDE])
+def test_nobody_is_accused_while_nobody_waits(standing):
+    busy = [seen(standing, since=100.0, number=number) for number in range(4)]
+    assert find_stalled(busy, 100_000.0, limit_s=1.0, outside_s=60.0) == []
+
+
+def test_those_who_have_stopped_wait_for_the_one_who_has_not():
+    stuck, stopped = seen(COMPUTING, since=100.0), seen(Standing.RECOVERING, since=100.0, number=1)
+    assert find_stalled([stuck, stopped], 102.0, limit_s=1.0, outside_s=60.0) == [stuck]
 
 
 def test_a_job_with_long_steps_is_not_accused_in_the_middle_of_one():
     limit = clock(30.0).limit()
-    assert find_stalled([seen(COMPUTING, since=100.0)], 100.0 + 120.0, limit, 60.0) == []
+    workers = [seen(COMPUTING, since=100.0), seen(WAITING, since=100.0, number=1)]
+    assert find_stalled(workers, 100.0 + 120.0, limit, 60.0) == []
 
 
 @pytest.mark.parametrize(("standing", "seconds", "guilty"), [
@@ -86,12 +98,14 @@ def test_a_job_with_long_steps_is_not_accused_in_the_middle_of_one():
     (OUTSIDE, 1.5, False), (OUTSIDE, 59.0, False), (OUTSIDE, 61.0, True),
 ])
 def test_only_who_computes_or_dawdles_for_too_long_is_stalled(standing, seconds, guilty):
-    found = find_stalled([seen(standing, since=100.0)], 100.0 + seconds, limit_s=1.0, outside_s=60.0)
+    workers = [seen(standing, since=100.0), seen(WAITING, since=100.0, number=1)]
+    found = find_stalled(workers, 100.0 + seconds, limit_s=1.0, outside_s=60.0)
     assert bool(found) is guilty
 
 
 def test_long_steps_stretch_the_time_between_steps_too():
-    assert find_stalled([seen(OUTSIDE, since=100.0)], 200.0, limit_s=240.0, outside_s=60.0) == []
+    workers = [seen(OUTSIDE, since=100.0), seen(WAITING, since=100.0, number=1)]
+    assert find_stalled(workers, 200.0, limit_s=240.0, outside_s=60.0) == []
 
 
 def test_the_one_who_holds_the_others_up_is_named_and_his_victims_are_not():
