@@ -1,8 +1,8 @@
 """Does training get on? Finds the worker that holds the others up, pure: the time is passed in.
 
 A rank that waits for the others is a victim, a rank that is still computing while others wait is a suspect. The limit
-follows the step time that was seen: a job with 20 ms steps is checked within about a second, one with steps of minutes is
-not accused.
+follows the step time that was seen: a job with 20 ms steps is checked within about a second, and one whose steps take
+minutes is not accused.
 """
 
 from __future__ import annotations
