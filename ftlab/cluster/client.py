@@ -106,6 +106,7 @@ class Follower:
         except asyncio.CancelledError:
             pass
         finally:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
     async def _follow(self) -> None:
@@ -114,8 +115,13 @@ class Follower:
                 request = HTTPRequest(f"{self.url.replace('http', 'ws', 1)}/api/stream?after={len(self.events)}",
                                       headers={"Authorization": f"Bearer {self.token}"}, connect_timeout=1.0)
                 link = await websocket_connect(request, max_message_size=64 << 20)
-                while (raw := await link.read_message()) is not None:
-                    self._take(json.loads(raw))  # several frames that belong together
+                try:
+                    while (raw := await link.read_message()) is not None:
+                        self._take(json.loads(raw))  # several frames that belong together
+                finally:
+                    link.close()
+                    if link.protocol is not None and link.protocol.stream is not None:
+                        link.protocol.stream.close()  # now: the loop may have no time for a farewell
             except (TimeoutError, OSError, RuntimeError):
                 pass
             except Exception as error:

@@ -35,7 +35,7 @@ def fork(child: Callable[[], int], keep: Iterable[int], *, new_session: bool = F
         _die_with(parent)
         if new_session:
             os.setsid()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):  # not SIGPIPE: an error is enough
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         _close_others(kept)

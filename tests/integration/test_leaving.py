@@ -109,6 +109,15 @@ def test_an_agent_or_a_fork_server_that_dies_takes_its_node_with_it():
             assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_an_agent_survives_a_worker_that_does_not_read():
+    """Writing to a worker that is just gone is an error, not the end of the node."""
+    with ftlab.Cluster(nodes=2, spares=0, echo=None) as cluster:
+        for _ in range(5):
+            with pytest.raises(ftlab.FtlabError, match="a bug in step"):
+                cluster.submit(trains.raises_always).result(timeout=60)
+        assert not [event for event in cluster.events if event.kind == "node.died"]
+
+
 def test_two_clusters_do_not_disturb_each_other():
     with ftlab.Cluster(nodes=2, spares=0, echo=None) as one, ftlab.Cluster(nodes=2, spares=0, echo=None) as two:
         first, second = one.submit(trains.plain, steps=40), two.submit(trains.plain, steps=40)

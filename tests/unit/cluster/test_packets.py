@@ -58,11 +58,12 @@ def test_a_cut_makes_both_ends_silent_and_healing_resends_what_was_lost():
         here.sendall(b"before")
         assert hears(here, PATIENCE_S) == b"before"
         cut = Cut("node-1", "127.0.0.1")
-        assert cut.refresh(inside=[pid], outside=[os.getpid()]) == 2 == cut.verify(), "both ends are filtered"
+        both = cut.refresh(inside=[pid], outside=[os.getpid()])  # more if the child inherited other connections
+        assert both == cut.verify() >= 2 and os.fstat(here.fileno()).st_ino in cut.sockets, "both ends are filtered"
         here.sendall(b"meanwhile")
         assert hears(here, SILENCE_S) == b"", "silence, and no error"
-        assert cut.refresh([pid], [os.getpid()]) == 2, "looking again adds nothing"
-        assert cut.heal() == 2
+        assert cut.refresh([pid], [os.getpid()]) == both, "looking again adds nothing"
+        assert cut.heal() == both
         assert hears(here, PATIENCE_S) == b"meanwhile"
         assert cut.verify() == 0 and cut.heal() == 0
 
@@ -81,11 +82,11 @@ def test_a_cut_leaves_other_processes_alone():
 def test_connections_that_are_opened_later_are_caught_by_the_next_look():
     cut = Cut("node-1", "127.0.0.1")
     with echo() as (first, agent):
-        assert cut.refresh([agent], [os.getpid()]) == 2
+        before = cut.refresh([agent], [os.getpid()])
         with echo() as (second, worker):
             second.sendall(b"seen")
             assert hears(second, PATIENCE_S) == b"seen"
-            assert cut.refresh([agent, worker], [os.getpid()]) == 4 == cut.verify()
+            assert cut.refresh([agent, worker], [os.getpid()]) == cut.verify() >= before + 2
             for sock in (first, second):
                 sock.sendall(b"x")
             assert hears(first, SILENCE_S) + hears(second, 0) == b""
