@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
 from ftlab.cluster.launcher_settings import SOCKET
-from ftlab.errors import ClusterClosed, FtlabError, from_dict
+from ftlab.errors import BadToken, ClusterClosed, FtlabError, from_dict
 from ftlab.events import Event
 
 _AWAY_S = 15.0  # how long a controller may be away before a question fails
@@ -50,6 +51,8 @@ class ApiClient:
             with Client(str(self.folder / SOCKET), "AF_UNIX", authkey=self.token.encode()) as link:
                 link.send_bytes(json.dumps(request).encode())
                 answer: dict[str, Any] = json.loads(link.recv_bytes())
+        except AuthenticationError:
+            raise BadToken("wrong token: the launcher of this cluster obeys only those who hold it") from None
         except (OSError, EOFError) as error:
             raise ClusterClosed("the cluster is gone", seen=str(error), hint="start a new Cluster") from None
         if "failed" in answer:

@@ -55,7 +55,6 @@ class Launcher:
         self.controller_pid = 0
         self._controller: Connection | None = None
         self._deaths: list[float] = []
-        self._receipts: list[dict[str, Any]] = []
 
     def run(self) -> None:
         """Start everything and serve until the cluster is closed."""

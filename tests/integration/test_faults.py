@@ -86,6 +86,7 @@ def test_a_fault_inside_and_between_collectives(cluster, digest_of, kind, where)
                                heal_after=heal))
     report = job.result(timeout=90)
     assert (report.injected, report.digest, report.steps_lost) == (1, wanted, 0)
+    assert report.detection_s is not None and report.recoveries >= 1
     if heal:
         job.wait_for("fault.healed")
 
