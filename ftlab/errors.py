@@ -8,8 +8,7 @@
     │   └── ClusterClosed
     ├── LinkError              a message or a caller that is refused
     │   ├── BadMessage
-    │   ├── BadToken
-    │   └── StaleGeneration
+    │   └── BadToken
     ├── JobError               the job ended without its result
     │   ├── NotPicklable
     │   ├── TrainingFailed     the train function raised
@@ -90,9 +89,6 @@ class BadMessage(LinkError):
 class BadToken(LinkError):
     """The caller does not hold the cluster's token."""
 
-
-class StaleGeneration(LinkError):
-    """The sender speaks for a membership that is over."""
 
 
 class JobError(FtlabError):

@@ -73,27 +73,3 @@ def seat_nodes(generation: int, nodes: Sequence[tuple[str, str]], procs_per_node
     seats = [Seat(rank=index * procs_per_node + local, node=name, address=address, local_rank=local)
              for index, (name, address) in enumerate(nodes) for local in range(procs_per_node)]
     return RankTable(generation=generation, seats=tuple(seats))
-
-
-def next_table(
-    table: RankTable,
-    *,
-    generation: int,
-    replaced: Mapping[str, tuple[str, str]] | None = None,
-    removed: Sequence[str] = (),
-    added: Sequence[tuple[str, str]] = (),
-) -> RankTable:
-    """The next generation's table.
-
-    `replaced` maps a lost node to the (name, address) that takes over its seats, rank by rank; nodes in
-    `removed` leave and the ranks behind them close up; nodes in `added` are seated at the end.
-    """
-    takeover = dict(replaced or {})
-    order: list[tuple[str, str]] = []
-    for node in table.nodes:
-        if node in takeover:
-            order.append(takeover[node])
-        elif node not in removed:
-            order.append((node, next(seat.address for seat in table.seats if seat.node == node)))
-    procs = len(table.ranks_of(table.nodes[0]))
-    return seat_nodes(generation, [*order, *added], procs)

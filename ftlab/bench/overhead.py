@@ -1,5 +1,5 @@
-"""What does protection cost when nothing breaks? The same work in bare and in protected steps, block by block in one
-run, one worker per core; and the processor time that agents and controller take beside it."""
+"""What does protection cost when nothing breaks? The same work in bare and in protected steps, in turn in one run, one
+worker per core; and the processor time that agents and controller take beside it."""
 
 from __future__ import annotations
 

@@ -101,6 +101,12 @@ class Follower:
             self._loop.call_soon_threadsafe(self._task.cancel)
             self._thread.join(5)
 
+    def wait_for(self, seq: int, timeout: float = _AWAY_S) -> None:
+        """Block until the copy holds the event with this number; raises ClusterClosed if it does not come."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: len(self.events) >= seq, timeout):
+                raise ClusterClosed(f"event {seq} did not arrive within {timeout:g} s", seen=f"{len(self.events)} did")
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._task = self._loop.create_task(self._follow())

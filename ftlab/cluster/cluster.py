@@ -171,8 +171,9 @@ class Cluster:
         return self.api.order(**request)
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Put a fault's receipt into the event log."""
-        self.api.post("/api/events", {"kind": kind, "id": secrets.token_hex(8), **fields})
+        """Put a fault's receipt into the event log, and see it there."""
+        answer = self.api.post("/api/events", {"kind": kind, "id": secrets.token_hex(8), **fields})
+        self.follower.wait_for(answer["seq"])
 
     def expect_step(self, step: int) -> None:
         """Have this step reported at once, not with the next heartbeat."""

@@ -29,7 +29,7 @@ from ftlab.recovery.roster import Provider, Roster
 from ftlab.recovery.views import NodeView, WorkerView
 from ftlab.recovery.watch import ProgressWatch
 
-TICK_S = 0.02
+TICK_S = 0.05  # a node that is silent is given up at most this much too late
 GATHER_S = 0.004  # failures that arrive together are decided on together
 _ASK_AGAIN_S = 0.25  # a policy that said Wait
 _SPARE_RETRIES = 3  # of a worker that fails on a node without a seat

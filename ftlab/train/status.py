@@ -7,15 +7,13 @@ anonymous memory that was mapped before the processes were forked, so it has no 
 from __future__ import annotations
 
 import mmap
-import struct
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ftlab.messages import Place
 
-_SLOTS = (64, 128)  # written in turn; the first byte of the page counts the writes and so says which one holds
-_LAYOUT = struct.Struct("=qiqidd")
+_SLOTS = (8, 16)  # written in turn; the first cell of the page counts the writes and so says which one holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +33,10 @@ class Progress:
 
 
 class StatusPage:
-    """A worker's page."""
+    """A worker's page: cells of eight bytes, each of which is written at once."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._cells = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
         self.reset()
 
     def reset(self) -> None:
@@ -59,18 +57,22 @@ class StatusPage:
         self._write(at)
 
     def _write(self, since: float) -> None:
-        """Fill the slot that nobody reads, then point to it: one byte changes at once, a slot does not."""
-        count = (self._memory[0] + 1) & 0xFF
-        _LAYOUT.pack_into(self._memory, _SLOTS[count & 1], self.generation, self.rank, self.step, self.place, since,
-                          self._committed_at)
-        self._memory[0] = count
+        """Fill the slot that nobody reads, then point to it: one cell changes at once, a slot does not."""
+        cells = self._cells
+        count = cells[0] + 1.0
+        slot = _SLOTS[int(count) & 1]
+        cells[slot], cells[slot + 1], cells[slot + 2] = self.generation, self.rank, self.step
+        cells[slot + 3], cells[slot + 4], cells[slot + 5] = self.place, since, self._committed_at
+        cells[0] = count
 
     def read(self) -> Progress:
         """What the page says now."""
+        cells = self._cells
         while True:
-            count = self._memory[0]
-            generation, rank, step, place, since, committed_at = _LAYOUT.unpack_from(self._memory, _SLOTS[count & 1])
-            if self._memory[0] == count:  # else it was written meanwhile, perhaps over what was read
+            count = cells[0]
+            slot = _SLOTS[int(count) & 1]
+            generation, rank, step, place, since, committed_at = cells[slot:slot + 6]
+            if cells[0] == count:  # else it was written meanwhile, perhaps over what was read
                 break
-        return Progress(generation=generation, rank=rank, step=step, place=Place(place), since=since,
-                        committed_at=committed_at)
+        return Progress(generation=int(generation), rank=int(rank), step=int(step), place=Place(int(place)),
+                        since=since, committed_at=committed_at)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ftlab.membership import RankTable, Seat, Verdict, next_table, seat_nodes
+from ftlab.membership import RankTable, Verdict, seat_nodes
 
 NODES = [("node-0", "127.0.1.1"), ("node-1", "127.0.1.2"), ("node-2", "127.0.1.3")]
 
@@ -42,29 +42,6 @@ def test_a_table_cannot_be_changed():
         with pytest.raises(dataclasses.FrozenInstanceError):
             change()
     assert isinstance(table.seats, tuple)
-
-
-@pytest.mark.parametrize("procs", [1, 2])
-def test_a_replacement_takes_over_the_very_ranks_of_the_lost_node(procs):
-    table = seat_nodes(1, NODES, procs)
-    after = next_table(table, generation=2, replaced={"node-1": ("node-3", "127.0.1.4")})
-    assert after.generation == 2 and after.nodes == ("node-0", "node-3", "node-2")
-    assert after.ranks_of("node-3") == table.ranks_of("node-1")
-    assert after.ranks_of("node-2") == table.ranks_of("node-2")
-    assert table.nodes == ("node-0", "node-1", "node-2"), "the old table is as it was"
-
-
-def test_ranks_close_up_behind_a_node_that_left_and_new_ones_sit_at_the_end():
-    table = seat_nodes(1, NODES, 1)
-    after = next_table(table, generation=2, removed=["node-0"], added=[("node-5", "127.0.1.6")])
-    assert [(seat.rank, seat.node) for seat in after.seats] == [(0, "node-1"), (1, "node-2"), (2, "node-5")]
-
-
-def test_everything_can_happen_at_once():
-    after = next_table(seat_nodes(1, NODES, 1), generation=7, replaced={"node-2": ("node-3", "a")},
-                       removed=["node-1"], added=[("node-4", "b")])
-    assert after.seats == (Seat(rank=0, node="node-0", address="127.0.1.1"), Seat(rank=1, node="node-3", address="a"),
-                           Seat(rank=2, node="node-4", address="b"))
 
 
 def test_verdicts_are_written_as_they_are_said():
