@@ -80,6 +80,56 @@ class ClusterConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(_Checked):
+    """Where checkpoints go and how often they are taken."""
+
+    directory: str = ""  # a folder or any fsspec URL; empty: CHECKPOINT_DIR from the environment
+    every: int | str = "auto"  # 50: every 50 steps; "30s": every 30 seconds; "auto": by the cost model
+    keep_last_n: int = 3  # good checkpoints that stay
+    resume: bool | int = True  # True: from the newest good one; False: from scratch; a number: from that step
+    timeout_s: float = 60.0  # how long ranks wait for each other's part of a checkpoint
+
+    def __post_init__(self) -> None:
+        every_steps(self.every)
+        self.require(self.keep_last_n >= 1, f"keep_last_n must be at least 1: without a checkpoint there is nothing to "
+                                            f"come back to (got {self.keep_last_n})")
+        self.require(self.timeout_s > 0, "timeout_s must be positive")
+
+    def url(self) -> str:
+        """The folder or URL; raises ConfigError if there is none."""
+        return checkpoint_dir(self.directory)
+
+
+def every_steps(every: int | str) -> int | None:
+    """The interval in steps, or None if it is given in seconds or found by the cost model."""
+    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
+        return every
+    if every == "auto" or (isinstance(every, str) and every_seconds(every) is not None):
+        return None
+    raise ConfigError(f"every must be a number of steps, seconds like \"30s\", or \"auto\" (got {every!r})")
+
+
+def every_seconds(every: int | str) -> float | None:
+    """The interval in seconds, or None if it is not given so."""
+    if not isinstance(every, str) or not every.endswith("s"):
+        return None
+    try:
+        seconds = float(every.removesuffix("s"))
+    except ValueError:
+        return None
+    return seconds if seconds > 0 else None
+
+
+def checkpoint_dir(directory: str = "") -> str:
+    """Where checkpoints go: the folder or URL that is given, else CHECKPOINT_DIR from the environment."""
+    found = directory or os.environ.get("CHECKPOINT_DIR", "")
+    if not found:
+        raise ConfigError("no folder for checkpoints is given",
+                          hint="name one (a path or a URL such as s3://bucket/run), or set CHECKPOINT_DIR")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobConfig(_Checked):
     """How one job trains and what it may survive."""
 
@@ -91,6 +141,7 @@ class JobConfig(_Checked):
     refill_steps: int = 100  # a cause's budget is full again after so many steps without it
     record_samples: bool = False  # write the sample ids of every step to the event log
     start_timeout_s: float = 300.0  # for all workers to reach their first step
+    checkpoint: CheckpointConfig | None = None  # None: nothing is saved, and losing all nodes loses all
 
     def __post_init__(self) -> None:
         self.require(self.min_nodes is None or self.min_nodes >= 1, "min_nodes must be at least 1")
@@ -98,6 +149,12 @@ class JobConfig(_Checked):
         self.require(self.shards is None or self.shards >= 1, "shards must be at least 1")
         unknown = sorted(set(self.budgets) - set(DEFAULT_BUDGETS))
         self.require(not unknown, f"unknown budget {unknown}: causes are {sorted(DEFAULT_BUDGETS)}")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> JobConfig:
+        """The settings that `to_dict` described."""
+        saved = data.get("checkpoint")
+        return cls(**{**data, "checkpoint": CheckpointConfig(**saved) if saved else None})
 
     def all_budgets(self) -> dict[str, int]:
         """The budget of every cause, the defaults included."""

@@ -17,6 +17,12 @@
     │   ├── RecoveryExhausted  a cause used up its budget
     │   ├── BadPolicy          the policy raised, or returned no Action
     │   └── JobCancelled
+    ├── CheckpointError        a checkpoint that cannot be written or used
+    │   ├── NoCheckpoint
+    │   ├── CheckpointDamaged  its digests do not match, or parts are missing
+    │   ├── CheckpointMismatch it is of another model
+    │   ├── CheckpointTooNew   a later ftlab wrote it
+    │   └── StorageError       the storage refused, or is not shared
     ├── FaultError
     │   ├── UnknownFault
     │   ├── UnknownNode
@@ -90,7 +96,6 @@ class BadToken(LinkError):
     """The caller does not hold the cluster's token."""
 
 
-
 class JobError(FtlabError):
     """The job ended without its result."""
 
@@ -121,6 +126,30 @@ class BadPolicy(JobError):
 
 class JobCancelled(JobError):
     """Somebody cancelled the job."""
+
+
+class CheckpointError(FtlabError):
+    """A checkpoint that cannot be written or used."""
+
+
+class NoCheckpoint(CheckpointError):
+    """There is none, or not the one that was asked for."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A checkpoint whose digests do not match, or of which parts are missing."""
+
+
+class CheckpointMismatch(CheckpointError):
+    """A checkpoint of another model; the message lists names and shapes."""
+
+
+class CheckpointTooNew(CheckpointError):
+    """A checkpoint that a later ftlab wrote."""
+
+
+class StorageError(CheckpointError):
+    """The storage refused, did not answer, or is not the same for all nodes."""
 
 
 class FaultError(FtlabError):

@@ -34,11 +34,23 @@ class TrainingState:
     def protect(self, parts: Mapping[str, Any]) -> None:
         """Add parts; raises ConfigError for one that cannot be saved."""
         for name, part in parts.items():
-            if not _is_protectable(part):
-                raise ConfigError(f"cannot protect {name}={type(part).__name__}: it has no state_dict() and "
-                                  f"load_state_dict()", hint="pass a module, an optimizer, a dict, or give it both")
+            _require_protectable(name, part)
             tree.pack(_save(part))  # what cannot travel is better known now than in a recovery
             self.parts[name] = part
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any], step: int) -> TrainingState:
+        """A state of these parts, to be saved or loaded at once."""
+        state = cls()
+        for name, part in parts.items():
+            _require_protectable(name, part)
+        state.parts, state.step = {name: _bare(part) for name, part in parts.items()}, step
+        return state
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank holds only a part of the parameters."""
+        return any(tree.is_sharded(parameter) for parameter in self.parameters())
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -178,9 +190,16 @@ def _describe(entry: list[Any] | None) -> str:
     return "missing" if entry is None else f"{tuple(entry[0])} {entry[1].removeprefix('torch.')}"
 
 
-def _is_protectable(part: Any) -> bool:
+def _require_protectable(name: str, part: Any) -> None:
     has_both = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
-    return has_both or isinstance(part, dict | torch.Generator)
+    if not (has_both or isinstance(part, dict | torch.Generator)):
+        raise ConfigError(f"cannot protect {name}={type(part).__name__}: it has no state_dict() and load_state_dict()",
+                          hint="pass a module, an optimizer, a dict, or give it both")
+
+
+def _bare(part: Any) -> Any:
+    """The module under DistributedDataParallel: its names do not depend on how it is trained."""
+    return part.module if isinstance(part, nn.parallel.DistributedDataParallel) else part
 
 
 def _save(part: Any) -> Any:

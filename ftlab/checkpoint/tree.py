@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,34 +25,81 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 @dataclass(frozen=True)
+class Piece:
+    """Where a rank's part of a sharded tensor belongs in the whole."""
+
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    placements: tuple[str, ...]  # "S0": sharded along dimension 0; "R": replicated
+
+
+@dataclass(frozen=True)
 class Packed:
     """A tree taken apart: the header's bytes and the tensors it refers to, in order."""
 
     header: bytes
     tensors: list[torch.Tensor]
+    pieces: dict[int, Piece] = field(default_factory=dict)  # of the tensors that are sharded, by their index
 
 
 def pack(tree: Any) -> Packed:
     """Take a tree apart; the tensors are the tree's own, not copies. Raises ConfigError for what cannot travel."""
     tensors: list[torch.Tensor] = []
+    pieces: dict[int, Piece] = {}
 
     def strip(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value.detach())
-            return {_TENSOR: len(tensors) - 1, "dtype": str(value.dtype).removeprefix("torch."),
-                    "shape": list(value.shape)}
-        return _rebuild(value, strip)
+        if not isinstance(value, torch.Tensor):
+            return _rebuild(value, strip)
+        index, more = len(tensors), {}
+        if is_sharded(value):
+            value, pieces[index] = _local_piece(value)
+            more = {"piece": asdict(pieces[index])}
+        tensors.append(value.detach())
+        return {_TENSOR: index, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), **more}
 
     skeleton = strip(tree)
     buffer = io.BytesIO()
     torch.save(skeleton, buffer)
-    return Packed(buffer.getvalue(), tensors)
+    return Packed(buffer.getvalue(), tensors, pieces)
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether a tensor is spread over ranks (a DTensor, as FSDP2 makes them)."""
+    return hasattr(value, "to_local") and hasattr(value, "device_mesh")
+
+
+def _local_piece(value: Any) -> tuple[torch.Tensor, Piece]:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # only sharded jobs need it
+
+    _, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    placements = tuple(f"S{each.dim}" if each.is_shard() else "R" for each in value.placements)
+    return value.to_local(), Piece(tuple(value.shape), tuple(offset), placements)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor's place in a header."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    piece: Piece | None = None  # if it is a part of a sharded tensor
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def slots(header: bytes) -> list[Slot]:
+    """The tensors a header asks for, in order."""
+    found = sorted(_slots(_read(header)), key=lambda slot: int(slot[_TENSOR]))
+    return [Slot(tuple(slot["shape"]), getattr(torch, slot["dtype"]),
+                 Piece(**slot["piece"]) if "piece" in slot else None) for slot in found]
 
 
 def empty_tensors(header: bytes) -> list[torch.Tensor]:
     """New tensors of the shapes and types a header asks for, to receive into."""
-    slots = sorted(_slots(_read(header)), key=lambda slot: int(slot[_TENSOR]))
-    return [torch.empty(slot["shape"], dtype=getattr(torch, slot["dtype"])) for slot in slots]
+    return [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots(header)]
 
 
 def unpack(packed: Packed) -> Any:

@@ -18,7 +18,7 @@ _HAS_CUDA = torch.backends.cuda.is_built()
 # before every step, when 10 ms of arithmetic have pushed everything else out of the caches.
 _python = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python = super(random.Random, _python).seed
-_seed_numpy = np.random.mtrand._rand.seed  # type: ignore[attr-defined]
+_seed_numpy = np.random.mtrand._rand.seed
 
 
 def mix(*numbers: int) -> int:

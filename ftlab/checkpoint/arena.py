@@ -1,0 +1,138 @@
+"""The memory tier: two slots of shared memory into which a training state is copied, in turn.
+
+Filling a slot is all that the training loop waits for: one memory copy. What happens to the snapshot then (it is
+written to storage, or sent to another node) is done behind the loop's back, by a thread or by the node's agent, which
+has mapped the same memory and so still holds the snapshot when the worker is killed. The memory has no name and goes
+with the last process that holds it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ftlab.checkpoint.tree import Packed
+
+_ALIGN = 64
+_CHUNK = 8 << 20  # bytes that one thread copies at a time
+_TWO_THREADS = 16 << 20  # states smaller than this are copied by one thread
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What a slot holds: tensors first, then the header."""
+
+    bytes: int
+    header_bytes: int
+
+
+class Slot:
+    """One snapshot's memory; grows when the state does."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = _anonymous_file() if fd is None else fd
+        self._memory: mmap.mmap | None = None
+        self._layout: tuple[int, ...] = ()
+        self._views: list[torch.Tensor] = []
+
+    def fill(self, packed: Packed) -> Filled:
+        """Copy a state into the slot."""
+        sizes = tuple(tensor.numel() * tensor.element_size() for tensor in packed.tensors)
+        data = sum(_aligned(size) for size in sizes)
+        self._reserve(data + len(packed.header), sizes)
+        _copy(packed.tensors, self._views)
+        assert self._memory is not None
+        self._memory[data:data + len(packed.header)] = packed.header
+        return Filled(data + len(packed.header), len(packed.header))
+
+    def view(self, size: int) -> memoryview:
+        """The first bytes of the slot; for whoever has mapped the same memory, too."""
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(self.fd, os.fstat(self.fd).st_size, flags=mmap.MAP_SHARED)
+        return memoryview(self._memory)[:size]
+
+    def close(self) -> None:
+        """Let go of the memory; may be called twice."""
+        self._views, self._memory = [], None  # unmapped with the last view of it
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _reserve(self, size: int, sizes: tuple[int, ...]) -> None:
+        if self._memory is None or len(self._memory) < size:
+            room = -(-size * 9 // 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # headers grow a little
+            os.ftruncate(self.fd, room)
+            self._views, self._layout = [], ()
+            self._memory = mmap.mmap(self.fd, room, flags=mmap.MAP_SHARED | _POPULATE)
+        if self._layout != sizes:
+            whole = torch.frombuffer(self._memory, dtype=torch.uint8)
+            self._views, self._layout = [whole[start:start + size] for start, size in offsets(sizes)], sizes
+
+
+def offsets(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where each tensor begins, and its size."""
+    start = 0
+    for size in sizes:
+        yield start, size
+        start += _aligned(size)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _anonymous_file() -> int:
+    if sys.platform == "linux":
+        return os.memfd_create("ftlab-arena")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _copy(tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
+    """Copy tensors into views of bytes; large states with two threads (copying does not hold the GIL)."""
+    jobs = [job for tensor, view in zip(tensors, views, strict=True) for job in _pieces(tensor, view)]
+    if sum(view.numel() for view in views) < _TWO_THREADS:
+        return _work(iter(jobs))
+    queue = _Shared(jobs)
+    helper = threading.Thread(target=_work, args=(queue,), name="ftlab-copy")
+    helper.start()
+    _work(queue)
+    helper.join()
+
+
+def _pieces(tensor: torch.Tensor, view: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if not tensor.numel():
+        return
+    if not tensor.is_contiguous() or tensor.device.type != "cpu" or tensor.is_complex() or tensor.is_conj():
+        yield view.view(tensor.dtype).view(tensor.shape), tensor
+        return
+    flat = tensor.reshape(-1).view(torch.uint8)
+    for start in range(0, len(flat), _CHUNK):
+        yield view[start:start + _CHUNK], flat[start:start + _CHUNK]
+
+
+def _work(jobs: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for target, source in jobs:
+            target.copy_(source)
+
+
+class _Shared(Iterator[tuple[torch.Tensor, torch.Tensor]]):
+    """One list that two threads take from."""
+
+    def __init__(self, jobs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._jobs = jobs
+
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        try:
+            return self._jobs.pop()
+        except IndexError:
+            raise StopIteration from None

@@ -1,0 +1,202 @@
+"""The checkpoint manager: training state into memory (what the loop waits for) and from there to storage (behind it).
+
+    manager = CheckpointManager("checkpoints", every=50)
+    start = manager.load_latest(state)           # None: nothing to resume from
+    for step in range(start.step if start else 0, steps):
+        ...
+        manager.step(state, step + 1)            # saves when it is time
+    manager.close()
+
+`state` names what must survive: `{"model": model, "optimizer": optimizer, "loader": loader, "progress": {...}}`, or a
+TrainingState. Random generators and gradients that are still being accumulated are saved with it. Works alone and in a
+process group; there, all ranks call the same methods. Loading executes nothing that is in the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ftlab.checkpoint import ranks
+from ftlab.checkpoint.interval import AutoInterval
+from ftlab.checkpoint.manifest import Manifest
+from ftlab.checkpoint.restoring import restore
+from ftlab.checkpoint.rng import Generators
+from ftlab.checkpoint.saving import SaveOrder, await_commit
+from ftlab.checkpoint.state import TrainingState
+from ftlab.checkpoint.storage import open_storage
+from ftlab.checkpoint.tree import pack
+from ftlab.checkpoint.vault import Entry, Vault
+from ftlab.checkpoint.writer import BackgroundWriter
+from ftlab.config import CheckpointConfig, every_seconds, every_steps
+from ftlab.errors import CheckpointDamaged, CheckpointError
+
+log = logging.getLogger(__name__)
+State = TrainingState | Mapping[str, Any]
+
+
+class CheckpointManager:
+    """Saves and loads one run's training state."""
+
+    def __init__(self, directory: str = "", *, every: int | str = "auto", keep_last_n: int = 3, timeout_s: float = 60.0,
+                 on_event: Callable[[str, dict[str, Any]], None] | None = None) -> None:
+        self.config = CheckpointConfig(directory=str(directory), every=every, keep_last_n=keep_last_n,
+                                       timeout_s=timeout_s)
+        self.vault = Vault(open_storage(self.config.url()))
+        self._on_event = on_event
+        self._rank, self._world = ranks.here()
+        if self._world > 1:
+            ranks.check_shared(self.vault.storage, ranks.agree(secrets.token_hex(4)))
+        self._writer = BackgroundWriter(self.vault, keep=keep_last_n, timeout_s=timeout_s, report=self._report)
+        self._auto = AutoInterval()
+        self._sharded: bool | None = None  # not known before the first state is seen
+        self._last_step, self._last_time = 0, time.monotonic()
+
+    # ---- saving --------------------------------------------------------------------------------------------
+
+    def step(self, state: State, step: int, **facts: Any) -> bool:
+        """Save if it is time to, as `every` says; whether a snapshot was taken."""
+        if self._sharded is None:
+            self._sharded = as_state(state, step).sharded
+        due = self._due(step)
+        if self._sharded and self._world > 1:
+            due = ranks.agree(due)  # every rank has a shard to save; else only rank 0 has to know
+        if due:
+            self.save(state, step, **facts)
+        return due
+
+    def save(self, state: State, step: int, *, epoch: int | None = None,
+             metrics: Mapping[str, float] | None = None, wait: bool = False) -> str:
+        """Take a snapshot now and have it written; the checkpoint's name. Storage problems never raise here.
+
+        With `wait` it returns when the checkpoint is durable, and raises if it could not be written.
+        """
+        self._tell_earlier_failure(step)
+        begin = time.monotonic()
+        training = as_state(state, step)
+        sharded, tag = training.sharded, secrets.token_hex(4)
+        if sharded or wait:
+            tag = ranks.agree(tag)
+        order = SaveOrder(step=step, tag=tag, bytes=0, header_bytes=0, rank=self._rank if sharded else 0,
+                          world=self._world if sharded else 1, epoch=epoch, metrics=_numbers(metrics), taken=begin)
+        if sharded or self._rank == 0:
+            self._snapshot(training, order, begin)
+        self._last_step, self._last_time = step, time.monotonic()
+        if wait:
+            self._await(order)
+        return order.name
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until all snapshots are written; raises the error of the last save if it failed."""
+        self._writer.wait(timeout)
+        if self._writer.error is not None:
+            raise self._writer.error
+
+    def close(self) -> None:
+        """Write what is left and end the writer; may be called twice."""
+        self._writer.close()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---- loading -------------------------------------------------------------------------------------------
+
+    def load_latest(self, state: State) -> Manifest | None:
+        """Load the newest good checkpoint, setting damaged ones aside; None if there is none."""
+        chosen = ranks.agree(self._newest_good() if self._rank == 0 else None)
+        return self._load(state, chosen) if chosen else None
+
+    def load(self, state: State, which: int | str) -> Manifest:
+        """Load one checkpoint, by its step or name; raises NoCheckpoint or CheckpointDamaged."""
+        entry = self.vault.find(which)
+        if not entry.good:
+            raise CheckpointDamaged(f"checkpoint {which} cannot be used: it is {entry.status}", seen=entry.reason)
+        return self._load(state, entry.name)
+
+    def entries(self) -> list[Entry]:
+        """All checkpoints, the newest first."""
+        return self.vault.entries()
+
+    def remove(self, which: int | str) -> None:
+        """Delete one checkpoint by hand, by its step or name."""
+        self.vault.remove(self.vault.find(which).name)
+
+    # ---- inside --------------------------------------------------------------------------------------------
+
+    def _snapshot(self, training: TrainingState, order: SaveOrder, begin: float) -> None:
+        slot = self._writer.borrow(order.step)
+        filled = slot.fill(pack(training.capture()))
+        blocking = time.monotonic() - begin
+        self._auto.observe_snapshot(blocking)
+        self._report("checkpoint.snapshot", step=order.step, blocking_s=round(blocking, 5), bytes=filled.bytes)
+        facts = {**vars(order), "bytes": filled.bytes, "header_bytes": filled.header_bytes}
+        self._writer.submit(slot, SaveOrder(**facts))
+
+    def _await(self, order: SaveOrder) -> None:
+        """Until the checkpoint is durable: the writer by itself, the others by looking, with a deadline."""
+        if order.rank == 0 and self._rank == 0:
+            self.wait(self.config.timeout_s)
+        else:
+            self._writer.wait(self.config.timeout_s)
+            await_commit(self.vault, order.name, self.config.timeout_s)
+
+    def _load(self, state: State, name: str) -> Manifest:
+        training = as_state(state, 0)
+        manifest = restore(self.vault, name, training)
+        self._last_step, self._last_time = manifest.step, time.monotonic()
+        self._report("checkpoint.loaded", step=manifest.step, name=name)
+        return manifest
+
+    def _newest_good(self) -> str | None:
+        for entry in self.vault.entries():
+            checked = self.vault.verify(entry.name) if entry.good else entry
+            if checked.good:
+                return entry.name
+            if checked.status == "damaged":
+                self._set_aside(entry, checked.reason)
+        return None
+
+    def _set_aside(self, entry: Entry, reason: str) -> None:
+        marked = self.vault.set_aside(entry.name, reason) if entry.good or entry.manifest is None else False
+        self._report("checkpoint.damaged", step=entry.step, name=entry.name, reason=reason, marked=marked)
+        log.warning("checkpoint %s is damaged and set aside: %s", entry.name, reason)
+
+    def _due(self, step: int) -> bool:
+        seconds, steps = every_seconds(self.config.every), every_steps(self.config.every)
+        now = time.monotonic()
+        if seconds is not None:
+            return now - self._last_time >= seconds
+        if steps is None:
+            self._auto.observe_step((now - self._last_time) / max(1, step - self._last_step))
+            steps = self._auto.steps()
+        return step - self._last_step >= steps
+
+    def _tell_earlier_failure(self, step: int) -> None:
+        if self._writer.error is not None:
+            log.warning("[step=%d] the checkpoint before this one failed: %s", step, self._writer.error)
+
+    def _report(self, kind: str, **facts: Any) -> None:
+        if kind == "checkpoint.committed":
+            self._auto.observe_commit(facts["seconds"])
+        if self._on_event is not None:
+            self._on_event(kind, facts)
+
+
+def as_state(state: State, step: int) -> TrainingState:
+    """A TrainingState as it is; names of parts become one, with the random generators beside them."""
+    if isinstance(state, TrainingState):
+        return state
+    return TrainingState.of({**state, "generators": Generators()}, step)
+
+
+def _numbers(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    try:
+        return {str(name): float(value) for name, value in (metrics or {}).items()}
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"metrics must be numbers: {error}") from None

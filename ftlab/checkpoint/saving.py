@@ -1,0 +1,81 @@
+"""The persistent tier's work: one snapshot in, one checkpoint out; done by a thread, or by the node's agent.
+
+Every rank writes its own shard. The rank that commits waits for the others' shards, which show in the storage itself,
+so no collective runs behind the training loop's back.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ftlab.checkpoint.manifest import Manifest, Shard
+from ftlab.checkpoint.vault import Vault, folder_name
+from ftlab.errors import CheckpointError, StorageError
+
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOrder:
+    """What to write and what to call it."""
+
+    step: int
+    tag: str  # the same on all ranks of one save
+    bytes: int
+    header_bytes: int
+    rank: int = 0
+    world: int = 1  # shards the checkpoint will have
+    epoch: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    taken: float = 0.0  # when the snapshot was taken, on the monotonic clock
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's folder."""
+        return folder_name(self.step, self.tag)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        return asdict(self)
+
+
+def persist(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, timeout_s: float) -> list[str]:
+    """Write a snapshot, commit it if this rank is the one that commits, then retain; the names that were removed."""
+    shard = vault.write_shard(order.name, order.rank, data[:order.bytes], order.header_bytes)
+    if order.rank != 0:
+        vault.storage.write(order.name, _card(order.rank), [json.dumps(asdict(shard)).encode()])
+        vault.storage.sync(order.name)
+        return []
+    shards = [shard, *_others(vault, order, time.monotonic() + timeout_s)]
+    vault.commit(order.name, Manifest(step=order.step, world=order.world, shards=tuple(shards), epoch=order.epoch,
+                                      metrics=dict(order.metrics), created=time.time(), writer="ftlab"))
+    return vault.retain(keep)
+
+
+def await_commit(vault: Vault, name: str, timeout_s: float) -> None:
+    """Block until somebody else's checkpoint is there; raises StorageError when it does not come."""
+    deadline = time.monotonic() + timeout_s
+    while not vault.look(name).good:
+        if time.monotonic() > deadline:
+            raise StorageError(f"checkpoint {name} is not in {vault.storage.url} after {timeout_s:g} s",
+                               hint="is the folder shared by all nodes? the writer may also have failed: see its error")
+        time.sleep(_LOOK_S)
+
+
+def _others(vault: Vault, order: SaveOrder, deadline: float) -> list[Shard]:
+    """The shards of the other ranks, once all are there."""
+    wanted = [_card(rank) for rank in range(1, order.world)]
+    while missing := sorted(set(wanted) - set(vault.storage.files(order.name))):
+        if time.monotonic() > deadline:
+            raise CheckpointError(f"{order.name} has {order.world - len(missing)} of {order.world} shards: "
+                                  f"{', '.join(missing)} did not come", hint="a rank died, or the folder is not shared")
+        time.sleep(_LOOK_S)
+    return [Shard(**json.loads(vault.storage.read(order.name, card))) for card in wanted]
+
+
+def _card(rank: int) -> str:
+    return f"shard-{rank:05d}.json"

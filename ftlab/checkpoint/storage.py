@@ -1,0 +1,216 @@
+"""Where checkpoints are kept: a folder of this machine, or anything that fsspec has a name for.
+
+A storage holds *folders* of files. A file is whole and durable when `write` returns; that it can also be *found* after
+a power failure is only sure after `sync`. On an object store a file appears when it is complete, so `sync` has nothing
+to do there. Nothing is ever renamed: an object store cannot, and a commit marker that is written last needs no renaming.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlparse
+
+from ftlab.errors import StorageError
+
+_PIECE = 8 << 20  # bytes read from an object store at a time
+
+
+class Storage(Protocol):
+    """Folders of files under one root."""
+
+    url: str
+
+    def folders(self) -> list[str]:
+        """The names of all folders."""
+
+    def files(self, folder: str) -> dict[str, int]:
+        """The files in a folder and their sizes; empty if there is no such folder."""
+
+    def write(self, folder: str, name: str, pieces: Iterable[memoryview | bytes]) -> None:
+        """Write a whole file; its content is durable when this returns."""
+
+    def sync(self, folder: str) -> None:
+        """Make the names of a folder and its files durable."""
+
+    def read(self, folder: str, name: str) -> bytes:
+        """A small file."""
+
+    def pieces(self, folder: str, name: str, into: memoryview) -> Iterator[memoryview]:
+        """A large file, read into memory piece by piece; stops early where the file does."""
+
+    def remove(self, folder: str, first: str) -> None:
+        """Delete a folder, the file called `first` before the others."""
+
+
+def open_storage(url: str) -> Storage:
+    """The storage for a path or an fsspec URL; its root is made if it is not there."""
+    if urlparse(url).scheme in ("", "file"):
+        return LocalStorage(url.removeprefix("file://"))
+    return ObjectStorage(url)
+
+
+class LocalStorage:
+    """A folder of a POSIX file system, shared or not."""
+
+    def __init__(self, path: str) -> None:
+        self.root = Path(path).expanduser().absolute()
+        self.url = str(self.root)
+        with _explained(f"cannot make the folder {self.root}"):
+            self.root.mkdir(parents=True, exist_ok=True)
+
+    def folders(self) -> list[str]:
+        """The names of all folders."""
+        with _explained(f"cannot look into {self.root}"):
+            return sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
+
+    def files(self, folder: str) -> dict[str, int]:
+        """The files in a folder and their sizes."""
+        try:
+            return {entry.name: entry.stat().st_size for entry in os.scandir(self.root / folder)}
+        except FileNotFoundError:
+            return {}
+
+    def write(self, folder: str, name: str, pieces: Iterable[memoryview | bytes]) -> None:
+        """Write a file and fsync it."""
+        with _explained(f"cannot write {self.root / folder / name}"):
+            (self.root / folder).mkdir(exist_ok=True)
+            fd = os.open(self.root / folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                for piece in pieces:
+                    _write_all(fd, memoryview(piece))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def sync(self, folder: str) -> None:
+        """Fsync the folder and the root that holds it."""
+        with _explained(f"cannot sync {self.root / folder}"):
+            for path in (self.root / folder, self.root):
+                fd = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+
+    def read(self, folder: str, name: str) -> bytes:
+        """A small file."""
+        with _explained(f"cannot read {self.root / folder / name}"):
+            return (self.root / folder / name).read_bytes()
+
+    def pieces(self, folder: str, name: str, into: memoryview) -> Iterator[memoryview]:
+        """Read a file into memory without a copy in between."""
+        with _explained(f"cannot read {self.root / folder / name}"), (self.root / folder / name).open("rb", 0) as file:
+            done = 0
+            while done < len(into):
+                count = file.readinto(into[done:done + _PIECE])
+                if not count:
+                    return
+                yield into[done:done + count]
+                done += count
+
+    def remove(self, folder: str, first: str) -> None:
+        """Delete a folder; what is left after a crash in between is no checkpoint any more."""
+        with _explained(f"cannot remove {self.root / folder}"):
+            (self.root / folder / first).unlink(missing_ok=True)
+            self.sync(folder)
+            shutil.rmtree(self.root / folder)
+
+
+class ObjectStorage:
+    """Anything fsspec reaches: s3://, gs://, memory://, and so on."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # only who uses it pays for it
+
+        self.url = url.rstrip("/")
+        scheme = urlparse(url).scheme
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            extra = {"s3": "pip install 'ftlab[s3]'", "gs": "pip install 'ftlab[gs]'"}.get(scheme, "check the URL")
+            raise StorageError(f"cannot open {url}: {error}", hint=extra) from None
+
+    def folders(self) -> list[str]:
+        """The names of all folders."""
+        with _explained(f"cannot list {self.url}"):
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.ls(self._root, detail=True)
+            except FileNotFoundError:
+                return []
+            return sorted(_name(entry["name"]) for entry in found if entry["type"] == "directory")
+
+    def files(self, folder: str) -> dict[str, int]:
+        """The files in a folder and their sizes."""
+        with _explained(f"cannot list {self.url}/{folder}"):
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.ls(f"{self._root}/{folder}", detail=True)
+            except FileNotFoundError:
+                return {}
+            return {_name(entry["name"]): int(entry["size"]) for entry in found if entry["type"] == "file"}
+
+    def write(self, folder: str, name: str, pieces: Iterable[memoryview | bytes]) -> None:
+        """Upload a file; it appears when it is complete."""
+        with _explained(f"cannot write {self.url}/{folder}/{name}"):
+            self._fs.makedirs(f"{self._root}/{folder}", exist_ok=True)
+            with self._fs.open(f"{self._root}/{folder}/{name}", "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+
+    def sync(self, folder: str) -> None:
+        """Nothing to do: what was uploaded is there."""
+
+    def read(self, folder: str, name: str) -> bytes:
+        """A small file."""
+        with _explained(f"cannot read {self.url}/{folder}/{name}"):
+            return bytes(self._fs.cat_file(f"{self._root}/{folder}/{name}"))
+
+    def pieces(self, folder: str, name: str, into: memoryview) -> Iterator[memoryview]:
+        """Download a file into memory."""
+        with (_explained(f"cannot read {self.url}/{folder}/{name}"),
+              self._fs.open(f"{self._root}/{folder}/{name}", "rb", block_size=_PIECE) as file):
+            done = 0
+            while done < len(into) and (data := file.read(min(_PIECE, len(into) - done))):
+                into[done:done + len(data)] = data
+                yield into[done:done + len(data)]
+                done += len(data)
+
+    def remove(self, folder: str, first: str) -> None:
+        """Delete a folder, its marker before the rest."""
+        with _explained(f"cannot remove {self.url}/{folder}"):
+            if first in self.files(folder):
+                self._fs.rm_file(f"{self._root}/{folder}/{first}")
+            self._fs.rm(f"{self._root}/{folder}", recursive=True)
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    data = data.cast("B")
+    while data:
+        data = data[os.write(fd, data):]
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[Any]:
+    """Whatever a client library raises becomes a StorageError that says what was being done."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        seen = f"{type(error).__name__}: {error}"
+        raise StorageError(what, seen=seen[:500], hint=_HINTS.get(getattr(error, "errno", None) or 0, "")) from error
+
+
+_HINTS = {28: "the disk is full: remove something, or keep fewer checkpoints (keep_last_n)",
+          30: "the file system is read-only: mount it writable, or choose another folder",
+          13: "no permission: choose a folder that you may write to"}

@@ -1,0 +1,197 @@
+"""Checkpoints in a storage: complete or absent, verified when they are read, set aside when they are damaged.
+
+A checkpoint is a folder `step-0000000120-<tag>` with one file per shard, a manifest with their digests, and the marker
+`COMMIT`, written last, which holds the manifest's own digest. A folder without a valid marker is no checkpoint. A
+damaged one gets a file `DAMAGED` with the reason and is never used or counted again, and never deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import xxhash
+
+from ftlab.checkpoint.arena import offsets
+from ftlab.checkpoint.manifest import Manifest, Shard
+from ftlab.checkpoint.storage import Storage
+from ftlab.checkpoint.tree import Packed, slots
+from ftlab.errors import CheckpointDamaged, CheckpointTooNew, NoCheckpoint, StorageError
+
+MANIFEST, COMMIT, DAMAGED = "manifest.json", "COMMIT", "DAMAGED"
+_PIECE = 4 << 20  # hashed while it is still in the cache
+_NAME = re.compile(r"step-(\d{10})-([0-9a-z]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One checkpoint's folder, and what can be said of it without reading its tensors."""
+
+    name: str
+    step: int
+    status: str  # "good", "damaged", "incomplete", "too new"
+    reason: str = ""
+    manifest: Manifest | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether it is complete, as far as is known."""
+        return self.status == "good"
+
+
+class Vault:
+    """All checkpoints of one run."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    # ---- looking -------------------------------------------------------------------------------------------
+
+    def entries(self) -> list[Entry]:
+        """All checkpoints, the newest first."""
+        found = [self.look(name) for name in self.storage.folders() if _NAME.fullmatch(name)]
+        return sorted(found, key=lambda entry: (entry.step, entry.manifest.created if entry.manifest else 0.0),
+                      reverse=True)
+
+    def look(self, name: str) -> Entry:
+        """One checkpoint, without reading its tensors: marker, manifest, and the sizes of its files."""
+        files = self.storage.files(name)
+        match = _NAME.fullmatch(name)
+        step = int(match[1]) if match else -1
+        if DAMAGED in files:
+            reason = self.storage.read(name, DAMAGED).decode(errors="replace")
+            return Entry(name=name, step=step, status="damaged", reason=reason)
+        if COMMIT not in files:
+            return Entry(name=name, step=step, status="incomplete", reason="its save was not finished")
+        try:
+            manifest = self._read_manifest(name, files)
+        except CheckpointTooNew as error:
+            return Entry(name=name, step=step, status="too new", reason=error.message)
+        except CheckpointDamaged as error:
+            return Entry(name=name, step=step, status="damaged", reason=error.message)
+        return Entry(name=name, step=step, status="good", manifest=manifest)
+
+    def find(self, which: int | str) -> Entry:
+        """A checkpoint by its step or its folder's name; raises NoCheckpoint."""
+        entries = self.entries()
+        name = str(which).rstrip("/").rsplit("/", 1)[-1]
+        found = [entry for entry in entries if entry.name == name or str(entry.step) == name]
+        if not found:
+            seen = ", ".join(str(entry.step) for entry in entries) or "the folder holds none"
+            raise NoCheckpoint(f"there is no checkpoint {which} in {self.storage.url}", seen=f"steps: {seen}")
+        return next((entry for entry in found if entry.good), found[0])
+
+    def _read_manifest(self, name: str, files: dict[str, int]) -> Manifest:
+        if MANIFEST not in files:
+            raise CheckpointDamaged(f"{name} has no manifest")
+        raw = self.storage.read(name, MANIFEST)
+        if self.storage.read(name, COMMIT).decode(errors="replace").strip() != digest(raw):
+            raise CheckpointDamaged(f"the manifest of {name} does not match its commit marker")
+        manifest = Manifest.from_json(raw, name)
+        for shard in manifest.shards:
+            if files.get(shard.file) != shard.bytes:
+                seen = f"has {files[shard.file]} bytes" if shard.file in files else "is missing"
+                raise CheckpointDamaged(f"{name}/{shard.file} {seen}, {shard.bytes} were written")
+        return manifest
+
+    # ---- writing -------------------------------------------------------------------------------------------
+
+    def write_shard(self, name: str, rank: int, data: memoryview, header_bytes: int) -> Shard:
+        """Write one rank's part; it is durable when this returns, and no checkpoint yet."""
+        sha = xxhash.xxh3_128()
+
+        def hashed() -> Iterator[memoryview]:
+            for start in range(0, len(data), _PIECE):
+                piece = data[start:start + _PIECE]
+                sha.update(piece)
+                yield piece
+
+        file = f"shard-{rank:05d}.bin"
+        self.storage.write(name, file, hashed())
+        return Shard(file=file, rank=rank, bytes=len(data), header_bytes=header_bytes, digest=sha.hexdigest())
+
+    def commit(self, name: str, manifest: Manifest) -> None:
+        """Make it a checkpoint: manifest first, marker last, each durable before the next."""
+        raw = manifest.to_json()
+        self.storage.write(name, MANIFEST, [raw])
+        self.storage.sync(name)
+        self.storage.write(name, COMMIT, [digest(raw).encode()])
+        self.storage.sync(name)
+
+    # ---- reading -------------------------------------------------------------------------------------------
+
+    def read_shard(self, name: str, shard: Shard) -> Packed:
+        """One rank's part, verified; raises CheckpointDamaged."""
+        buffer = torch.empty(shard.bytes, dtype=torch.uint8)
+        memory = memoryview(buffer.numpy().data)
+        sha, done = xxhash.xxh3_128(), 0
+        for piece in self.storage.pieces(name, shard.file, memory):
+            sha.update(piece)
+            done += len(piece)
+        if done != shard.bytes or sha.hexdigest() != shard.digest:
+            raise CheckpointDamaged(f"{name}/{shard.file} does not match its digest", seen=f"{done} bytes were read")
+        return _unfold(buffer, shard.header_bytes, f"{name}/{shard.file}")
+
+    def verify(self, name: str) -> Entry:
+        """Read all of a checkpoint and compare the digests; what can be said of it now."""
+        entry = self.look(name)
+        if entry.manifest is None:
+            return entry
+        try:
+            for shard in entry.manifest.shards:
+                self.read_shard(name, shard)
+        except (CheckpointDamaged, StorageError) as error:
+            return Entry(name=name, step=entry.step, status="damaged", reason=error.message)
+        return entry
+
+    # ---- clearing up ---------------------------------------------------------------------------------------
+
+    def set_aside(self, name: str, reason: str) -> bool:
+        """Mark a checkpoint as damaged, so that nobody uses or counts it; whether that could be written."""
+        try:
+            self.storage.write(name, DAMAGED, [reason.encode()])
+            self.storage.sync(name)
+        except StorageError:
+            return False
+        return True
+
+    def retain(self, keep: int) -> list[str]:
+        """Remove good checkpoints beyond the newest `keep`, and saves older than those that were never finished."""
+        entries = self.entries()
+        good = [entry for entry in entries if entry.good]
+        if not good:
+            return []
+        stale = [entry for entry in entries if entry.status == "incomplete" and entry.step < good[0].step]
+        removed = [entry.name for entry in [*good[keep:], *stale]]
+        for name in removed:
+            self.remove(name)
+        return removed
+
+    def remove(self, name: str) -> None:
+        """Delete a checkpoint; its marker goes first."""
+        self.storage.remove(name, first=COMMIT)
+
+
+def folder_name(step: int, tag: str) -> str:
+    """The folder of a checkpoint; `tag` tells apart two saves of one step."""
+    return f"step-{step:010d}-{tag}"
+
+
+def digest(raw: bytes) -> str:
+    """The digest that markers hold."""
+    return str(xxhash.xxh3_128(raw).hexdigest())
+
+
+def _unfold(buffer: torch.Tensor, header_bytes: int, where: str) -> Packed:
+    """Views into a shard's bytes, as its header says; reading it executes nothing."""
+    header = buffer[len(buffer) - header_bytes:].numpy().tobytes()
+    try:
+        wanted = slots(header)
+        places = offsets([slot.bytes for slot in wanted])
+        tensors = [buffer[start:start + size].view(slot.dtype).view(slot.shape)
+                   for (start, size), slot in zip(places, wanted, strict=True)]
+    except Exception as error:  # whatever a hostile header makes torch say
+        raise CheckpointDamaged(f"{where} has a header that cannot be read", seen=str(error)[:300]) from None
+    return Packed(header, tensors, {index: slot.piece for index, slot in enumerate(wanted) if slot.piece})

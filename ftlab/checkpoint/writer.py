@@ -1,0 +1,108 @@
+"""A thread that writes snapshots to storage while training goes on: one at a time, with bounded memory.
+
+A save that fails is kept as `error` and told to `report`; training hears of it at its next save, and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ftlab.checkpoint.arena import Slot
+from ftlab.checkpoint.saving import SaveOrder, persist
+from ftlab.checkpoint.vault import Vault
+from ftlab.errors import CheckpointError, WaitTimeout
+
+log = logging.getLogger(__name__)
+Report = Callable[..., None]  # kind, step=, and the facts
+
+
+class BackgroundWriter:
+    """Owns two slots; whoever wants to save borrows a free one and hands it back filled."""
+
+    def __init__(self, vault: Vault, *, keep: int, timeout_s: float, report: Report) -> None:
+        self.vault, self.keep, self.timeout_s, self.report = vault, keep, timeout_s, report
+        self.error: CheckpointError | None = None  # of the last save, if it failed
+        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        self._slots = [Slot(), Slot()]
+        for slot in self._slots:
+            self._free.put(slot)
+        self._orders: queue.SimpleQueue[tuple[Slot, SaveOrder] | None] = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._waiting = 0  # orders not yet done
+        self._thread: threading.Thread | None = None
+
+    def borrow(self, step: int) -> Slot:
+        """A free slot; waits for one, and says so, when storage is slower than the saves."""
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            begin = time.monotonic()
+            slot = self._free.get()
+            self.report("checkpoint.delayed", step=step, seconds=round(time.monotonic() - begin, 4),
+                        reason="two snapshots are still being written: storage is slower than the interval")
+            return slot
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save now would have to wait."""
+        return self._free.empty()
+
+    def submit(self, slot: Slot, order: SaveOrder) -> None:
+        """Have a filled slot written."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ftlab-checkpoints", daemon=True)
+            self._thread.start()
+        with self._idle:
+            self._waiting += 1
+        self._orders.put((slot, order))
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until everything is written; raises WaitTimeout."""
+        with self._idle:
+            if not self._idle.wait_for(lambda: self._waiting == 0, timeout):
+                raise WaitTimeout(f"{self._waiting} checkpoints are not written after {timeout:g} s",
+                                  hint="storage is slow or does not answer")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Write what is left, then end; may be called twice."""
+        if self._thread is not None:
+            self.wait(timeout)
+            self._orders.put(None)
+            self._thread.join()
+            self._thread = None
+        for slot in self._slots:
+            slot.close()
+
+    def _run(self) -> None:
+        while (work := self._orders.get()) is not None:
+            slot, order = work
+            self._write(slot, order)
+            self._free.put(slot)
+            with self._idle:
+                self._waiting -= 1
+                self._idle.notify_all()
+
+    def _write(self, slot: Slot, order: SaveOrder) -> None:
+        self.error = write_and_report(self.vault, order, slot.view(order.bytes), keep=self.keep,
+                                      timeout_s=self.timeout_s, report=self.report)
+
+
+def write_and_report(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, timeout_s: float,
+                     report: Report) -> CheckpointError | None:
+    """Persist a snapshot and say how that went; the error, if there was one."""
+    try:
+        removed = persist(vault, order, data, keep=keep, timeout_s=timeout_s)
+    except Exception as error:  # the outer edge of a thread: training must not die of a full disk
+        problem = error if isinstance(error, CheckpointError) else CheckpointError(f"{type(error).__name__}: {error}")
+        log.warning("[step=%d] the checkpoint was not saved: %s", order.step, problem)
+        report("checkpoint.failed", step=order.step, name=order.name, reason=problem.message, seen=problem.seen)
+        return problem
+    if order.rank == 0:
+        facts: dict[str, Any] = {"name": order.name, "bytes": order.bytes, "world": order.world, "removed": removed}
+        report("checkpoint.committed", step=order.step, seconds=round(time.monotonic() - order.taken, 4), **facts)
+    return None
