@@ -46,7 +46,7 @@ class Slot:
     def fill(self, packed: Packed) -> Filled:
         """Copy a state into the slot."""
         sizes = tuple(tensor.numel() * tensor.element_size() for tensor in packed.tensors)
-        data = sum(_aligned(size) for size in sizes)
+        data = sum(aligned(size) for size in sizes)
         self._reserve(data + len(packed.header), sizes)
         _copy(packed.tensors, self._views)
         assert self._memory is not None
@@ -74,18 +74,18 @@ class Slot:
             self._memory = mmap.mmap(self.fd, room, flags=mmap.MAP_SHARED | _POPULATE)
         if self._layout != sizes:
             whole = torch.frombuffer(self._memory, dtype=torch.uint8)
-            self._views, self._layout = [whole[start:start + size] for start, size in offsets(sizes)], sizes
+            self._views, self._layout = [whole[start:start + size] for start, size in _offsets(sizes)], sizes
 
 
-def offsets(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where each tensor begins, and its size."""
+def _offsets(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     start = 0
     for size in sizes:
         yield start, size
-        start += _aligned(size)
+        start += aligned(size)
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """The room a tensor of so many bytes takes."""
     return -(-size // _ALIGN) * _ALIGN
 
 

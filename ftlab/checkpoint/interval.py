@@ -151,8 +151,8 @@ def fit(events: Iterable[Event], *, mtbf: float = PRIOR_MTBF_S) -> CostModel:
     """
     known = sorted(events, key=lambda event: event.at)
     recoveries = _recoveries(known)
-    quiet, saving = _step_times(known)
-    step_s = _median(quiet or saving, PRIOR_STEP_S)
+    quiet, saving, mixed = _step_times(known)
+    step_s = _median(quiet or saving or mixed, PRIOR_STEP_S)
     mtbf = _mtbf(known[-1].at - known[0].at if known else 0.0, len(recoveries), mtbf)
     return CostModel(
         k0=_median(_per_checkpoint(known, "checkpoint.snapshot", "blocking_s"), _default_k0(step_s, mtbf)),
@@ -258,24 +258,23 @@ def _recoveries(events: Sequence[Event]) -> list[tuple[float, float]]:
     return found
 
 
-def _step_times(events: Sequence[Event]) -> tuple[list[float], list[float]]:
-    """Times between steps of one generation: those with no checkpoint under way, and those wholly beside a save.
+def _step_times(events: Sequence[Event]) -> tuple[list[float], list[float], list[float]]:
+    """Times between steps of one generation: with no save under way, wholly beside a save, and mixed ones.
 
-    A gap in which a save begins or ends is in neither list: it holds the wait for the snapshot as well.
+    In a mixed one a save begins or ends: it holds the wait for the snapshot as well, and is the last resort.
     """
     snapshots = [event.at for event in events if event.kind == "checkpoint.snapshot"]
     ends = [event.at for event in events if event.kind == "checkpoint.committed"]
     begins = sorted(event.at - (_seconds(event.data.get("seconds")) or 0.0) for event in events
                     if event.kind == "checkpoint.committed")
     edges = sorted(snapshots + begins + ends)
-    quiet: list[float] = []
-    saving: list[float] = []
+    found: tuple[list[float], list[float], list[float]] = [], [], []
     for sooner, later in pairwise(event for event in events if event.kind == "step.committed"):
-        untouched = bisect_right(edges, sooner.at) == bisect_left(edges, later.at)
-        if untouched and sooner.generation == later.generation and sooner.at < later.at:
+        if sooner.generation == later.generation and sooner.at < later.at:
             under_way = bisect_right(begins, sooner.at) > bisect_right(ends, sooner.at)
-            (saving if under_way else quiet).append(later.at - sooner.at)
-    return quiet, saving
+            mixed = bisect_right(edges, sooner.at) < bisect_left(edges, later.at)
+            found[2 if mixed else int(under_way)].append(later.at - sooner.at)
+    return found
 
 
 def _per_checkpoint(events: Sequence[Event], kind: str, name: str) -> list[float]:

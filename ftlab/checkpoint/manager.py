@@ -109,8 +109,12 @@ class CheckpointManager:
 
     def load_latest(self, state: State) -> Manifest | None:
         """Load the newest good checkpoint, setting damaged ones aside; None if there is none."""
-        chosen = ranks.agree(self._newest_good() if self._rank == 0 else None)
-        return self._load(state, chosen) if chosen else None
+        if self._rank == 0:
+            chosen = self._load_newest(state)
+            ranks.agree(chosen.name if chosen else None)
+            return chosen.manifest if chosen else None
+        name = ranks.agree("")
+        return self._load(state, name) if name else None
 
     def load(self, state: State, which: int | str) -> Manifest:
         """Load one checkpoint, by its step or name; raises NoCheckpoint or CheckpointDamaged."""
@@ -153,17 +157,21 @@ class CheckpointManager:
         self._report("checkpoint.loaded", step=manifest.step, name=name)
         return manifest
 
-    def _newest_good(self) -> str | None:
+    def _load_newest(self, state: State) -> Entry | None:
         for entry in self.vault.entries():
-            checked = self.vault.verify(entry.name) if entry.good else entry
-            if checked.good:
-                return entry.name
-            if checked.status == "damaged":
-                self._set_aside(entry, checked.reason)
+            if entry.status == "damaged":
+                self._set_aside(entry, entry.reason)
+            if not entry.good:
+                continue
+            try:
+                self._load(state, entry.name)
+                return entry
+            except CheckpointDamaged as error:
+                self._set_aside(entry, str(error.message))
         return None
 
     def _set_aside(self, entry: Entry, reason: str) -> None:
-        marked = self.vault.set_aside(entry.name, reason) if entry.good or entry.manifest is None else False
+        marked = self.vault.set_aside(entry.name, reason)
         self._report("checkpoint.damaged", step=entry.step, name=entry.name, reason=reason, marked=marked)
         log.warning("checkpoint %s is damaged and set aside: %s", entry.name, reason)
 

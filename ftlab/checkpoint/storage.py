@@ -2,12 +2,13 @@
 
 A storage holds *folders* of files. A file is whole and durable when `write` returns; that it can also be *found* after
 a power failure is only sure after `sync`. On an object store a file appears when it is complete, so `sync` has nothing
-to do there. Nothing is ever renamed: an object store cannot, and a commit marker that is written last needs no renaming.
+to do there. Nothing is ever renamed: an object store cannot, and a marker that is written last needs no renaming.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -15,9 +16,19 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlparse
 
-from ftlab.errors import StorageError
+from ftlab.errors import CheckpointError, StorageError
 
-_PIECE = 8 << 20  # bytes read from an object store at a time
+_PIECE = 1 << 20  # bytes that are read ahead
+
+
+class Reader(Protocol):
+    """An open file."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill memory from the file; how many bytes came."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go elsewhere."""
 
 
 class Storage(Protocol):
@@ -40,8 +51,8 @@ class Storage(Protocol):
     def read(self, folder: str, name: str) -> bytes:
         """A small file."""
 
-    def pieces(self, folder: str, name: str, into: memoryview) -> Iterator[memoryview]:
-        """A large file, read into memory piece by piece; stops early where the file does."""
+    def open(self, folder: str, name: str) -> contextlib.AbstractContextManager[Reader]:
+        """A large file, to be read from its beginning to its end."""
 
     def remove(self, folder: str, first: str) -> None:
         """Delete a folder, the file called `first` before the others."""
@@ -102,16 +113,12 @@ class LocalStorage:
         with _explained(f"cannot read {self.root / folder / name}"):
             return (self.root / folder / name).read_bytes()
 
-    def pieces(self, folder: str, name: str, into: memoryview) -> Iterator[memoryview]:
-        """Read a file into memory without a copy in between."""
-        with _explained(f"cannot read {self.root / folder / name}"), (self.root / folder / name).open("rb", 0) as file:
-            done = 0
-            while done < len(into):
-                count = file.readinto(into[done:done + _PIECE])
-                if not count:
-                    return
-                yield into[done:done + count]
-                done += count
+    @contextlib.contextmanager
+    def open(self, folder: str, name: str) -> Iterator[Reader]:
+        """Large reads go past the buffer, straight into memory."""
+        with (_explained(f"cannot read {self.root / folder / name}"),
+              io.BufferedReader(io.FileIO(self.root / folder / name), _PIECE) as file):
+            yield file
 
     def remove(self, folder: str, first: str) -> None:
         """Delete a folder; what is left after a crash in between is no checkpoint any more."""
@@ -171,15 +178,12 @@ class ObjectStorage:
         with _explained(f"cannot read {self.url}/{folder}/{name}"):
             return bytes(self._fs.cat_file(f"{self._root}/{folder}/{name}"))
 
-    def pieces(self, folder: str, name: str, into: memoryview) -> Iterator[memoryview]:
-        """Download a file into memory."""
+    @contextlib.contextmanager
+    def open(self, folder: str, name: str) -> Iterator[Reader]:
+        """Read ahead in large blocks."""
         with (_explained(f"cannot read {self.url}/{folder}/{name}"),
-              self._fs.open(f"{self._root}/{folder}/{name}", "rb", block_size=_PIECE) as file):
-            done = 0
-            while done < len(into) and (data := file.read(min(_PIECE, len(into) - done))):
-                into[done:done + len(data)] = data
-                yield into[done:done + len(data)]
-                done += len(data)
+              self._fs.open(f"{self._root}/{folder}/{name}", "rb", block_size=8 * _PIECE) as file):
+            yield file
 
     def remove(self, folder: str, first: str) -> None:
         """Delete a folder, its marker before the rest."""
@@ -204,7 +208,7 @@ def _explained(what: str) -> Iterator[Any]:
     """Whatever a client library raises becomes a StorageError that says what was being done."""
     try:
         yield
-    except StorageError:
+    except CheckpointError:
         raise
     except Exception as error:
         seen = f"{type(error).__name__}: {error}"

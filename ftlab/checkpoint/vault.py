@@ -11,13 +11,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 import xxhash
 
-from ftlab.checkpoint.arena import offsets
 from ftlab.checkpoint.manifest import Manifest, Shard
+from ftlab.checkpoint.reading import ShardReader
 from ftlab.checkpoint.storage import Storage
-from ftlab.checkpoint.tree import Packed, slots
+from ftlab.checkpoint.tree import Packed
 from ftlab.errors import CheckpointDamaged, CheckpointTooNew, NoCheckpoint, StorageError
 
 MANIFEST, COMMIT, DAMAGED = "manifest.json", "COMMIT", "DAMAGED"
@@ -31,7 +30,7 @@ class Entry:
 
     name: str
     step: int
-    status: str  # "good", "damaged", "incomplete", "too new"
+    status: str  # "good", "damaged", "set aside" (it was found damaged), "incomplete", "too new"
     reason: str = ""
     manifest: Manifest | None = None
 
@@ -62,7 +61,7 @@ class Vault:
         step = int(match[1]) if match else -1
         if DAMAGED in files:
             reason = self.storage.read(name, DAMAGED).decode(errors="replace")
-            return Entry(name=name, step=step, status="damaged", reason=reason)
+            return Entry(name=name, step=step, status="set aside", reason=reason)
         if COMMIT not in files:
             return Entry(name=name, step=step, status="incomplete", reason="its save was not finished")
         try:
@@ -124,15 +123,8 @@ class Vault:
 
     def read_shard(self, name: str, shard: Shard) -> Packed:
         """One rank's part, verified; raises CheckpointDamaged."""
-        buffer = torch.empty(shard.bytes, dtype=torch.uint8)
-        memory = memoryview(buffer.numpy().data)
-        sha, done = xxhash.xxh3_128(), 0
-        for piece in self.storage.pieces(name, shard.file, memory):
-            sha.update(piece)
-            done += len(piece)
-        if done != shard.bytes or sha.hexdigest() != shard.digest:
-            raise CheckpointDamaged(f"{name}/{shard.file} does not match its digest", seen=f"{done} bytes were read")
-        return _unfold(buffer, shard.header_bytes, f"{name}/{shard.file}")
+        with self.storage.open(name, shard.file) as file:
+            return ShardReader(file, shard, f"{name}/{shard.file}").read()
 
     def verify(self, name: str) -> Entry:
         """Read all of a checkpoint and compare the digests; what can be said of it now."""
@@ -141,7 +133,8 @@ class Vault:
             return entry
         try:
             for shard in entry.manifest.shards:
-                self.read_shard(name, shard)
+                with self.storage.open(name, shard.file) as file:
+                    ShardReader(file, shard, f"{name}/{shard.file}").check()
         except (CheckpointDamaged, StorageError) as error:
             return Entry(name=name, step=entry.step, status="damaged", reason=error.message)
         return entry
@@ -182,16 +175,3 @@ def folder_name(step: int, tag: str) -> str:
 def digest(raw: bytes) -> str:
     """The digest that markers hold."""
     return str(xxhash.xxh3_128(raw).hexdigest())
-
-
-def _unfold(buffer: torch.Tensor, header_bytes: int, where: str) -> Packed:
-    """Views into a shard's bytes, as its header says; reading it executes nothing."""
-    header = buffer[len(buffer) - header_bytes:].numpy().tobytes()
-    try:
-        wanted = slots(header)
-        places = offsets([slot.bytes for slot in wanted])
-        tensors = [buffer[start:start + size].view(slot.dtype).view(slot.shape)
-                   for (start, size), slot in zip(places, wanted, strict=True)]
-    except Exception as error:  # whatever a hostile header makes torch say
-        raise CheckpointDamaged(f"{where} has a header that cannot be read", seen=str(error)[:300]) from None
-    return Packed(header, tensors, {index: slot.piece for index, slot in enumerate(wanted) if slot.piece})
