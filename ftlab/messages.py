@@ -81,6 +81,16 @@ class FromWorker(Message):
     body: dict[str, Any]  # an encoded worker message
 
 
+@dataclass(frozen=True, kw_only=True)
+class Noted(Message):
+    """Something about a checkpoint that belongs into the event log; from an agent or a worker."""
+
+    job: str
+    event: str  # checkpoint.*
+    step: int
+    data: dict[str, Any] = field(default_factory=dict)
+
+
 # ---- controller → node agent -------------------------------------------------------------------------------
 
 
@@ -95,8 +105,9 @@ class Welcome(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Ack(Message):
-    """Renews the lease; the steps up to this one are in the journal."""
+    """Renews the lease; the steps up to this one of this generation are in the journal."""
 
+    generation: int
     step: int
 
 
@@ -203,6 +214,15 @@ class Failed(Message):
     step: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(Message):
+    """A slot of the worker's shared memory holds its state; the agent writes it to storage."""
+
+    slot: int
+    order: dict[str, Any]  # a SaveOrder
+    blocking_s: float  # how long training waited
+
+
 # ---- agent → worker (from the controller) ------------------------------------------------------------------
 
 
@@ -220,6 +240,16 @@ class Join(Message):
     table: dict[str, Any]
     store: list[Any]  # host and port of the TCPStore
     secret: str  # known to the members of this generation only
+    step: int = 0  # steps the job has committed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved(Message):
+    """From the agent itself: a slot's snapshot is in storage, or could not be written; the slot is free again."""
+
+    slot: int
+    seconds: float
+    ok: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ import mmap
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -102,10 +102,10 @@ def _copy(tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> Non
     if sum(view.numel() for view in views) < _TWO_THREADS:
         return _work(iter(jobs))
     queue = _Shared(jobs)
-    helper = threading.Thread(target=_work, args=(queue,), name="ftlab-copy")
-    helper.start()
-    _work(queue)
-    helper.join()
+    with ThreadPoolExecutor(1, thread_name_prefix="ftlab-copy") as helper:
+        other = helper.submit(_work, queue)
+        _work(queue)
+    return other.result()  # raises what went wrong there
 
 
 def _pieces(tensor: torch.Tensor, view: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -251,7 +251,7 @@ def _recoveries(events: Sequence[Event]) -> list[tuple[float, float]]:
         if event.kind == "recovery.started" and begun is None:
             begun = event
         elif event.kind == "recovery.finished" and begun is not None:
-            detection = _seconds(event.data.get("phases", {}).get("detect")) or 0.0
+            detection = _seconds((event.data.get("phases") or {}).get("detect")) or 0.0
             if event.data.get("cause") != "grow":
                 found.append((event.at - begun.at + detection, detection))
             begun = None

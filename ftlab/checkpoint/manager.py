@@ -24,7 +24,7 @@ from ftlab.checkpoint import ranks
 from ftlab.checkpoint.interval import AutoInterval
 from ftlab.checkpoint.manifest import Manifest
 from ftlab.checkpoint.restoring import restore
-from ftlab.checkpoint.rng import Generators
+from ftlab.checkpoint.rng import GENERATORS, Generators
 from ftlab.checkpoint.saving import SaveOrder, await_commit
 from ftlab.checkpoint.state import TrainingState
 from ftlab.checkpoint.storage import open_storage
@@ -96,8 +96,8 @@ class CheckpointManager:
             raise self._writer.error
 
     def close(self) -> None:
-        """Write what is left and end the writer; may be called twice."""
-        self._writer.close()
+        """Write what is left and end the writer, within `timeout_s`; may be called twice."""
+        self._writer.close(self.config.timeout_s)
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -200,7 +200,7 @@ def as_state(state: State, step: int) -> TrainingState:
     """A TrainingState as it is; names of parts become one, with the random generators beside them."""
     if isinstance(state, TrainingState):
         return state
-    return TrainingState.of({**state, "generators": Generators()}, step)
+    return TrainingState.of({**state, GENERATORS: Generators()}, step)
 
 
 def _numbers(metrics: Mapping[str, float] | None) -> dict[str, float]:

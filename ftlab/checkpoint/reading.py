@@ -83,3 +83,22 @@ class ShardReader:
             if not count:
                 raise CheckpointDamaged(f"{self._where} ends too early")
             done += count
+
+
+class MemoryReader:
+    """A snapshot in memory, read as if it were a file."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill memory; how many bytes came."""
+        count = min(len(buffer), len(self._data) - self._at)
+        buffer[:count] = self._data[self._at:self._at + count]
+        self._at += count
+        return count
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a place counted from the beginning."""
+        self._at = offset
+        return offset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from ftlab.checkpoint import tree
 from ftlab.checkpoint.manifest import Manifest
 from ftlab.checkpoint.resharding import assemble
+from ftlab.checkpoint.rng import GENERATORS
 from ftlab.checkpoint.state import TrainingState, differences
 from ftlab.checkpoint.vault import Vault
 from ftlab.errors import CheckpointDamaged, CheckpointMismatch
@@ -21,19 +22,24 @@ def restore(vault: Vault, name: str, training: TrainingState) -> Manifest:
     entry = vault.look(name)
     if entry.manifest is None:
         raise CheckpointDamaged(f"checkpoint {name} cannot be used: it is {entry.status}", seen=entry.reason)
-    shards = [vault.read_shard(name, shard) for shard in entry.manifest.shards]
+    put([vault.read_shard(name, shard) for shard in entry.manifest.shards], training, name)
+    return entry.manifest
+
+
+def put(shards: Sequence[tree.Packed], training: TrainingState, name: str) -> None:
+    """Put what was read and verified into the live state."""
     saved = tree.unpack(shards[0]) if len(shards) == 1 and not shards[0].pieces else assemble(shards, training)
     try:
         check_fits(saved, training, name)
-        training.restore({**saved, "parts": {part: saved["parts"][part] for part in training.parts}})
+        wanted = [part for part in training.parts if part in saved["parts"]]
+        training.restore({**saved, "parts": {part: saved["parts"][part] for part in wanted}})
     except (KeyError, AttributeError, TypeError) as error:
         raise CheckpointDamaged(f"{name} does not hold a training state", seen=repr(error)[:300]) from None
-    return entry.manifest
 
 
 def check_fits(saved: Mapping[str, Any], training: TrainingState, name: str) -> None:
     """Raise CheckpointMismatch, with names and shapes, if the checkpoint is of another model."""
-    missing = sorted(training.parts.keys() - saved["parts"].keys())
+    missing = sorted(training.parts.keys() - saved["parts"].keys() - {GENERATORS})
     lines = [f"{part}: here, not in the checkpoint" for part in missing]
     for part, module in training.parts.items():
         if isinstance(module, nn.Module) and part in saved["parts"]:

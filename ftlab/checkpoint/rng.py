@@ -1,6 +1,7 @@
 """The random generators of Python, NumPy and torch, as part of a training state.
 
-Jobs on a cluster do not need it: there random numbers are a function of (seed, step, shard).
+Jobs on a cluster do not need it: there random numbers are a function of (seed, step, shard), and their checkpoints have
+no such part.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+GENERATORS = "generators"  # the part's name
 
 
 class Generators:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xxhash
 
@@ -49,9 +49,9 @@ class Vault:
     # ---- looking -------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
-        """All checkpoints, the newest first."""
+        """All checkpoints, the one that was committed last first: a run may have gone back to an earlier step."""
         found = [self.look(name) for name in self.storage.folders() if _NAME.fullmatch(name)]
-        return sorted(found, key=lambda entry: (entry.step, entry.manifest.created if entry.manifest else 0.0),
+        return sorted(found, key=lambda entry: (entry.manifest.created if entry.manifest else 0.0, entry.step),
                       reverse=True)
 
     def look(self, name: str) -> Entry:
@@ -113,7 +113,8 @@ class Vault:
 
     def commit(self, name: str, manifest: Manifest) -> None:
         """Make it a checkpoint: manifest first, marker last, each durable before the next."""
-        raw = manifest.to_json()
+        before = max((entry.manifest.created for entry in self.entries() if entry.manifest), default=0.0)
+        raw = replace(manifest, created=max(manifest.created, before + 0.001)).to_json()  # clocks may go back
         self.storage.write(name, MANIFEST, [raw])
         self.storage.sync(name)
         self.storage.write(name, COMMIT, [digest(raw).encode()])

@@ -69,19 +69,23 @@ class BackgroundWriter:
                                   hint="storage is slow or does not answer")
 
     def close(self, timeout: float | None = None) -> None:
-        """Write what is left, then end; may be called twice."""
-        if self._thread is not None:
-            self.wait(timeout)
+        """Write what is left, then end; raises WaitTimeout if storage does not answer. May be called twice."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._orders.put(None)
-            self._thread.join()
-            self._thread = None
+            self.wait(timeout)  # else the thread, a daemon, keeps its slots and goes on trying
+            thread.join()
         for slot in self._slots:
             slot.close()
 
     def _run(self) -> None:
         while (work := self._orders.get()) is not None:
             slot, order = work
-            self._write(slot, order)
+            try:
+                self._write(slot, order)
+            except Exception as error:  # a listener of ours raised: that is no reason to stop saving
+                log.exception("[step=%d] saving went wrong", order.step)
+                self.error = CheckpointError(f"{type(error).__name__}: {error}")
             self._free.put(slot)
             with self._idle:
                 self._waiting -= 1

@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_clusters(commands)
     _add_drill(commands)
     _add_bench(commands)
+    _add_checkpoints(commands)
     demo = _add(commands, "demo", _demo, "a tour of about two minutes", "ftlab demo")
     demo.add_argument("--quick", action="store_true", help="only the first fault")
     return parser
@@ -84,7 +85,7 @@ def _add_clusters(commands: Any) -> None:
 def _add_drill(commands: Any) -> None:
     drill = _add(commands, "drill", _drill, "one experiment: break a cluster, measure, compare with an undisturbed "
                  "twin", "ftlab drill kill --seed 3 --json")
-    drill.add_argument("name", metavar="NAME", help="kill, crash, hang, stall, partition, controller, blackout; "
+    drill.add_argument("name", metavar="NAME", help="kill, crash, hang, stall, partition, controller, blackout, corrupt; "
                        "`random` for a random schedule, `all` for one of each")
     _add_size(drill)
     drill.add_argument("--steps", type=int, default=150, help="steps to train (default 150)")
@@ -97,15 +98,47 @@ def _add_drill(commands: Any) -> None:
 
 
 def _add_bench(commands: Any) -> None:
-    bench = _add(commands, "bench", _bench, "measure: recovery (per fault), overhead (when nothing breaks)",
-                 "ftlab bench recovery --runs 5 --json")
-    bench.add_argument("what", choices=("recovery", "overhead"))
+    bench = _add(commands, "bench", _bench, "measure: recovery (per fault), overhead (when nothing breaks), "
+                 "checkpoint (beside torch's own)", "ftlab bench recovery --runs 5 --json")
+    bench.add_argument("what", choices=("recovery", "overhead", "checkpoint"))
     _add_size(bench)
     bench.set_defaults(nodes=None)  # 4 for recovery, 2 for overhead: a worker per core
     bench.add_argument("--runs", type=int, default=5, help="for recovery: runs per fault (default 5)")
     bench.add_argument("--faults", default="", help="for recovery: only these, separated by commas")
+    bench.add_argument("--size-mb", default="12,120,1200", help="for checkpoint: sizes of the state, separated by "
+                       "commas (default 12,120,1200)")
+    bench.add_argument("--repeats", type=int, default=0, help="for checkpoint: per size (default 5; 3 from 500 MB on)")
+    bench.add_argument("--blocks", type=int, default=10, help="for checkpoint: pairs of 50 training steps with and "
+                       "without a save (default 10; 0: none)")
+    bench.add_argument("--dir", default="", help="for checkpoint: a folder on the disk to be measured (default: here)")
     bench.add_argument("--seed", type=int, default=0)
     bench.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _add_checkpoints(commands: Any) -> None:
+    text = "look at what a run has saved, check it, export it, remove it"
+    group = commands.add_parser("checkpoints", help=text, description=text,
+                                epilog="example: ftlab checkpoints ls --dir runs/checkpoints")
+    inner = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    ls = _add(inner, "ls", _checkpoints("ls"), "list all checkpoints, the newest first", "ftlab checkpoints ls --json")
+    verify = _add(inner, "verify", _checkpoints("verify"), "read checkpoints and compare their digests; exit code 1 if "
+                  "one is not good", "ftlab checkpoints verify 1200 --dir s3://bucket/run")
+    show = _add(inner, "show", _checkpoints("show"), "what one checkpoint holds: manifest, digests, tensors",
+                "ftlab checkpoints show 1200")
+    export = _add(inner, "export", _checkpoints("export"), "write one checkpoint as a single torch.save file (epoch, "
+                  "model_state_dict, optimizer_state_dict, loss)", "ftlab checkpoints export 1200 model.pt")
+    rm = _add(inner, "rm", _checkpoints("rm"), "remove checkpoints by hand", "ftlab checkpoints rm 50 100 --yes")
+    verify.add_argument("which", metavar="STEP|NAME", nargs="*", help="only these (default: all)")
+    show.add_argument("which", metavar="STEP|NAME")
+    export.add_argument("which", metavar="STEP|NAME")
+    export.add_argument("file", metavar="FILE.pt")
+    export.add_argument("--force", action="store_true", help="replace the file if it is there")
+    rm.add_argument("which", metavar="STEP|NAME", nargs="+")
+    rm.add_argument("--yes", action="store_true", help="do not ask")
+    rm.add_argument("--force", action="store_true", help="even if no good one is left")
+    for each in (ls, verify, show, export, rm):
+        each.add_argument("--dir", default="", metavar="PATH_OR_URL", help="the run's folder (default: CHECKPOINT_DIR)")
+        each.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 # The commands import what they need themselves, so that `ftlab --help` answers at once.
@@ -144,6 +177,14 @@ def _drill(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from ftlab.cli.benches import bench
     return bench(arguments)
+
+
+def _checkpoints(name: str) -> Command:
+    def run(arguments: argparse.Namespace) -> int:
+        from ftlab.cli import checkpoints
+        return int(getattr(checkpoints, name)(arguments))
+
+    return run
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -27,8 +27,11 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from ftlab import messages
+from ftlab.checkpoint.arena import Slot
+from ftlab.checkpoint.saving import SaveOrder
 from ftlab.cluster.forks import describe_exit
 from ftlab.cluster.forkserver import request_worker
+from ftlab.cluster.keeper import Keeper
 from ftlab.cluster.output import OutputFilter
 from ftlab.config import MAX_CODE_BYTES, MAX_MESSAGE_BYTES
 from ftlab.train.status import StatusPage
@@ -62,6 +65,7 @@ class _Worker:
     pid: int = 0
     reported: bool = False  # it said itself why it ends
     urgent: bool = False  # its next step is reported at once
+    slots: tuple[Slot, ...] = ()  # its snapshots' memory
 
 
 class NodeAgent:
@@ -81,7 +85,8 @@ class NodeAgent:
         self._heard = time.monotonic()
         self._steps: list[dict[str, Any]] = []  # not yet in the controller's journal
         self._output: list[list[Any]] = []
-        self._outbox: list[messages.FromWorker] = []
+        self._outbox: list[messages.Message] = []
+        self._keeper = Keeper()
         self._watch: int | None = None
         self._over = asyncio.Event()
 
@@ -143,11 +148,13 @@ class NodeAgent:
                     self._start_over()
                 self._flush()
             case messages.Ack():
-                self._steps = [record for record in self._steps if record["step"] > message.step]
+                journal = (message.generation, message.step)
+                self._steps = [record for record in self._steps if (record["generation"], record["step"]) > journal]
             case messages.RunJob():
                 await self._run_job(message)
             case messages.EndJob():
                 self._end_workers()
+                self._steps = []  # of a job that is over
             case messages.ToWorkers():
                 self._tell_workers(message)
             case messages.Watch():
@@ -178,13 +185,14 @@ class NodeAgent:
             self._pass_on(message)
         self._send_heartbeat()
 
-    def _pass_on(self, message: messages.FromWorker) -> None:
+    def _pass_on(self, message: messages.Message) -> None:
         if not self._send(message):
             self._outbox.append(message)
 
     def _start_over(self) -> None:
         """This node was given up: nothing of its past may reach the present world."""
         self._end_workers()
+        self._keeper.drop()
         self._steps, self._outbox, self._job = [], [], ""
 
     # ---- workers -------------------------------------------------------------------------------------------
@@ -211,9 +219,13 @@ class NodeAgent:
         logs = self.identity.logs
         worker = _Worker(local_rank, message.job, message.run, mine, reading,
                          OutputFilter(logs / f"{self.identity.name}-{local_rank}.log" if logs else None))
+        settings = message.spec["config"].get("checkpoint")
+        worker.slots = self._keeper.open(message.job, settings) if settings else ()
+        kept = self._keeper.recall(message.job, local_rank)
         spec = WorkerSpec(node=self.identity.name, local_rank=local_rank, code=code, path=message.spec["path"],
-                          config=message.spec["config"])
-        request_worker(self._forkserver, spec, theirs, writing, self._forkserver_pid)
+                          config=message.spec["config"], job=message.job, memory=kept.facts() if kept else None)
+        memory = [slot.fd for slot in worker.slots] + ([kept.slot.fd] if kept else [])
+        request_worker(self._forkserver, spec, theirs, writing, memory, self._forkserver_pid)
         theirs.close()
         os.close(writing)
         self._workers[local_rank] = worker
@@ -255,6 +267,9 @@ class NodeAgent:
                 worker.urgent = False
                 self._send_heartbeat()
             return
+        if isinstance(message, messages.Snapshot):
+            self._keep(worker, message)
+            return
         if isinstance(message, messages.Failed):
             worker.reported = True
         worker.urgent = worker.urgent or isinstance(message, messages.Spans)  # the first step of a generation
@@ -262,6 +277,25 @@ class NodeAgent:
             self._send_heartbeat()  # the steps before it first
         self._pass_on(messages.FromWorker(job=worker.job, run=worker.run, local_rank=worker.local_rank, pid=worker.pid,
                                           body=messages.encode(message)))
+
+    def _keep(self, worker: _Worker, message: messages.Snapshot) -> None:
+        """A snapshot is in memory that outlives the worker: note it, and have it written."""
+        order = SaveOrder(**message.order)
+        self._pass_on(messages.Noted(job=worker.job, event="checkpoint.snapshot", step=order.step,
+                                     data={"blocking_s": message.blocking_s, "bytes": order.bytes}))
+        loop = asyncio.get_running_loop()
+
+        def tell(done: messages.Message) -> None:
+            loop.call_soon_threadsafe(self._on_kept, worker, done)
+
+        self._keeper.keep(worker.job, worker.local_rank, worker.slots[message.slot], message.slot, order, tell)
+
+    def _on_kept(self, worker: _Worker, message: messages.Message) -> None:
+        if isinstance(message, messages.Saved):
+            with contextlib.suppress(OSError):  # it may be gone; its snapshot was saved all the same
+                worker.control.send_bytes(messages.dumps(message))
+        else:
+            self._pass_on(message)
 
     def _on_output(self, worker: _Worker) -> None:
         try:

@@ -20,6 +20,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -98,7 +99,7 @@ class Cluster:
         """Start a job: `train(ctx, *args)` on every rank. `options` are JobConfig's fields, or the function's own."""
         fields = JobConfig.__dataclass_fields__
         settings = {name: options.pop(name) for name in list(options) if name in fields}
-        job_config = config or JobConfig(**settings)
+        job_config = _absolute(config or JobConfig(**settings))
         if job_config.min_nodes is not None and job_config.min_nodes > self.config.nodes:
             raise ConfigError(f"min_nodes={job_config.min_nodes} is more than the cluster's {self.config.nodes} nodes")
         code = ship(train, args, options)
@@ -255,6 +256,18 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise NodeStartTimeout(f"{len(joined)}/{wanted} nodes ready after {self.config.start_timeout_s:g} s",
                                        seen=self.last_words(), hint="fewer nodes, or `ftlab doctor`")
+
+
+def _absolute(config: JobConfig) -> JobConfig:
+    """The same, with a folder for checkpoints that means the same on every node."""
+    if config.checkpoint is None:
+        return config
+    url = config.checkpoint.url()
+    if url.startswith("memory:"):
+        raise ConfigError(f"{url} is private to each process: nodes cannot share it", hint="use a folder or s3://")
+    if "://" not in url:
+        url = str(Path(url).expanduser().absolute())
+    return replace(config, checkpoint=replace(config.checkpoint, directory=url))
 
 
 def _end_launcher(launcher: subprocess.Popen[bytes], owner: Connection, folder: Path) -> None:

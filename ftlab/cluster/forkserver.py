@@ -11,6 +11,7 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
@@ -19,11 +20,13 @@ from ftlab.train.status import StatusPage
 from ftlab.train.worker import WorkerSpec, run_worker
 
 
-def request_worker(server: Connection, spec: WorkerSpec, control: Connection, output: int, pid: int) -> None:
-    """Ask the fork server (process `pid`) for a worker that owns `control` and writes its output to `output`."""
-    server.send(spec)
-    reduction.send_handle(server, control.fileno(), pid)
-    reduction.send_handle(server, output, pid)
+def request_worker(server: Connection, spec: WorkerSpec, control: Connection, output: int, memory: Sequence[int],
+                   pid: int) -> None:
+    """Ask the fork server (process `pid`) for a worker that owns `control`, writes its output to `output` and puts its
+    snapshots into `memory`."""
+    server.send((spec, len(memory)))
+    for handle in (control.fileno(), output, *memory):
+        reduction.send_handle(server, handle, pid)
 
 
 def serve(agent: Connection, pages: list[StatusPage]) -> int:
@@ -53,8 +56,8 @@ def serve(agent: Connection, pages: list[StatusPage]) -> int:
 
 
 def _start(agent: Connection, pages: list[StatusPage]) -> int:
-    spec: WorkerSpec = agent.recv()
-    control, output = reduction.recv_handle(agent), reduction.recv_handle(agent)
+    spec, files = agent.recv()
+    control, output, *memory = [reduction.recv_handle(agent) for _ in range(2 + files)]
     page = pages[spec.local_rank]
     page.reset()
 
@@ -62,12 +65,12 @@ def _start(agent: Connection, pages: list[StatusPage]) -> int:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        return run_worker(spec, Connection(control), page)
+        return run_worker(spec, Connection(control), page, memory)
 
     begin = time.monotonic()
-    pid = fork(child, keep=(control, output))
-    os.close(control)
-    os.close(output)
+    pid = fork(child, keep=(control, output, *memory))
+    for handle in (control, output, *memory):
+        os.close(handle)
     agent.send(("started", spec.local_rank, pid, time.monotonic() - begin))
     return pid
 

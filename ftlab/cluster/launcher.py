@@ -172,8 +172,8 @@ class Launcher:
             return self.nodes.cut(node, self._everybody_but(node))
         if what in ("crash", "stall"):
             return (self.nodes.crash if what == "crash" else self.nodes.stall)(node, int(request["pid"]))
-        if what == "kill_all":
-            return self.nodes.kill_all()
+        if what in ("kill_all", "hang_all"):
+            return (self.nodes.kill_all if what == "kill_all" else self.nodes.hang_all)()
         if what == "kill_controller":
             return self._kill_controller()
         if what == "close":

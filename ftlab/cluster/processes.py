@@ -116,6 +116,12 @@ class ProcessNodes:
         return {"at": at, "nodes": [node.name for node in nodes], "pids": pids,
                 "left": [pid for pid in pids if psutil.pid_exists(pid)], "status": f"{len(nodes)} nodes killed"}
 
+    def hang_all(self) -> dict[str, Any]:
+        """SIGSTOP all nodes."""
+        at, nodes = time.monotonic(), self.names()
+        stopped = [self.hang(name)["status"] for name in nodes]
+        return {"at": at, "nodes": nodes, "status": "stopped" if set(stopped) == {"stopped"} else "not all stopped"}
+
     def crash(self, name: str, pid: int) -> dict[str, Any]:
         """SIGKILL one worker of a node."""
         self._check_worker(name, pid)

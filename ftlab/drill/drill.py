@@ -12,17 +12,20 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.job import Job
 from ftlab.cluster.runs import labelled
-from ftlab.config import DEFAULT_BUDGETS, ClusterConfig, runs_dir
+from ftlab.config import DEFAULT_BUDGETS, CheckpointConfig, ClusterConfig, runs_dir
 from ftlab.drill.verdict import compare
 from ftlab.errors import ConfigError, FaultError, FtlabError, UnknownFault
 from ftlab.faults import Fault, Pending, Schedule, make, random_schedule
+from ftlab.faults.corruption import WAYS
 from ftlab.report.report import Report
 from ftlab.train.example import train_network
 
@@ -33,10 +36,13 @@ DRILLS: dict[str, str] = {
     "stall": "the training thread of one worker blocks",
     "partition": "a node is cut off from everybody, and comes back later as a new one",
     "controller": "the controller is killed and comes back from its journal",
-    "blackout": "all nodes die at once",
+    "blackout": "all nodes die at once; training goes on from the newest checkpoint",
+    "corrupt": "all nodes die, and the newest checkpoint is damaged: training goes on from an older one",
 }
 _HEAL_S = 1.5
 _NO_RECOVERY = ("controller",)  # training never stops
+_FROM_STORAGE = ("blackout", "corrupt")  # nothing live is left
+_SAVE_EVERY = 10  # steps, in these
 _SETTLE_S = 5.0
 
 
@@ -67,8 +73,10 @@ def run_drill(name: str, twin: Report | None = None, **plan: Any) -> Report:
         raise UnknownFault(f"no drill is called {name!r}", hint=f"drills are {', '.join([*DRILLS, 'random', 'all'])}")
     details = DrillPlan(**plan)
     draw = random.Random(f"{name}-{details.seed}")
+    at_step = max(5 if name not in _FROM_STORAGE else 3 * _SAVE_EVERY, details.steps // 3)
     fault = make(name, f"rank-{draw.randrange(details.nodes)}", after=round(draw.uniform(0.0, details.step_s), 4),
-                 at_step=max(5, details.steps // 3), heal_after=_HEAL_S if name in ("hang", "partition") else None)
+                 at_step=at_step, heal_after=_HEAL_S if name in ("hang", "partition") else None,
+                 way=draw.choice(WAYS) if name == "corrupt" else "")
     return _run(name, Schedule((fault,), details.seed), details, twin)
 
 
@@ -91,12 +99,14 @@ def run_random(faults: int = 3, twin: Report | None = None, **plan: Any) -> Repo
 
 
 def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) -> Report:
-    with Cluster(plan.nodes, plan.spares, plan.procs_per_node, echo=plan.echo, **plan.settings) as cluster:
+    with (ExitStack() as stack,
+          Cluster(plan.nodes, plan.spares, plan.procs_per_node, echo=plan.echo, **plan.settings) as cluster):
         if twin is None:
             plan.say("training the undisturbed twin")
             twin = submit_example(cluster, plan).result(timeout=_time_limit(plan))
         plan.say(schedule.describe())
-        job = submit_example(cluster, plan)
+        folder = stack.enter_context(TemporaryDirectory(prefix="ftlab-drill-")) if name in _FROM_STORAGE else ""
+        job = submit_example(cluster, plan, folder)
         pending = [cluster.inject(fault) for fault in schedule.faults]
         values, error = _result(job, plan)
         not_fired = _not_fired(pending)
@@ -118,9 +128,10 @@ def _result(job: Job, plan: DrillPlan) -> tuple[dict[int, Any], FtlabError | Non
         return {}, error
 
 
-def submit_example(cluster: Cluster, plan: DrillPlan) -> Job:
+def submit_example(cluster: Cluster, plan: DrillPlan, checkpoints: str = "") -> Job:
     """Start the job that drills and benches train, with budgets that do not end it."""
-    return cluster.submit(train_network, steps=plan.steps, step_s=plan.step_s, exact=plan.exact,
+    saving = CheckpointConfig(directory=checkpoints, every=_SAVE_EVERY) if checkpoints else None
+    return cluster.submit(train_network, steps=plan.steps, step_s=plan.step_s, exact=plan.exact, checkpoint=saving,
                           record_samples=True, budgets=dict.fromkeys(DEFAULT_BUDGETS, 100))
 
 
@@ -162,15 +173,16 @@ def _check(name: str, facts: dict[str, Any], not_fired: list[str], returned: boo
 
     expect(facts["injected"] == len(faults) - len(not_fired), "a fault left no receipt")
     expect(facts["leaked"] == 0, f"{facts['leaked']} processes, folders or segments were left behind")
-    if name == "blackout":
-        expect(not facts["recovered"] and (facts["error"] or {}).get("error") == "StateLost",
-               "all state was lost, and the job should have ended with StateLost")
-        return wrong
     expect(facts["recovered"], f"training did not go on: {(facts['error'] or {}).get('message', 'it did not finish')}")
     expect(facts["verdict"] == "identical", f"the end state is {facts['verdict']}, not identical to the twin's")
     expect(facts["samples_lost"] == 0, f"{facts['samples_lost']} samples were lost")
     expect(facts["samples_repeated"] == 0, f"{facts['samples_repeated']} samples were repeated")
-    expect(facts["steps_lost"] == 0, f"{facts['steps_lost']} committed steps were lost")
+    if name in _FROM_STORAGE:
+        expect(facts["source"] == "storage", f"the state came from {facts['source']}, not from storage")
+        expect(facts["steps_lost"] <= 3 * _SAVE_EVERY, f"{facts['steps_lost']} steps were lost: a checkpoint was missed")
+        expect(facts["damaged"] >= (name == "corrupt"), "the damaged checkpoint was not noticed")
+    else:
+        expect(facts["steps_lost"] == 0, f"{facts['steps_lost']} committed steps were lost")
     if len(faults) == 1:
         expect(facts["detection_s"] is not None, "the fault was not detected")
         expect(name in _NO_RECOVERY or facts["recoveries"] >= 1, "no recovery took place")

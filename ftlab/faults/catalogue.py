@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftlab.errors import ConfigError, UnknownFault
+from ftlab.faults.corruption import WAYS
 from ftlab.faults.injection import Hands, Injection, Pending, carry_out, schedule
 
 KINDS: dict[str, str] = {
@@ -20,6 +21,7 @@ KINDS: dict[str, str] = {
     "partition": "packets between a node and all others are dropped both ways, then pass again",
     "controller": "SIGKILL of the controller, which is restarted from its journal",
     "blackout": "SIGKILL of all nodes with a rank, and all spares, at once",
+    "corrupt": "a blackout, and the newest checkpoint is damaged before anybody can load it",
 }
 HEALABLE = ("hang", "partition")
 
@@ -34,10 +36,13 @@ class Fault:
     at_step: int | None = None  # when so many steps are committed
     after: float | None = None  # seconds from now; after the step, if both are given
     heal_after: float | None = None  # seconds from the injection, for hang and partition
+    way: str = ""  # of the damage, for corrupt: flip, truncate or swap
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UnknownFault(f"no fault is called {self.kind!r}", hint=f"faults are {', '.join(KINDS)}")
+        if (self.kind == "corrupt") != (self.way in WAYS):
+            raise ConfigError(f"{self.way!r} is no way to {self.kind}: ways to corrupt are {', '.join(WAYS)}")
         if self.heal_after is not None and self.kind not in HEALABLE:
             raise ConfigError(f"a {self.kind} cannot be healed: heal_after is for {' and '.join(HEALABLE)}")
 
@@ -51,13 +56,14 @@ class Fault:
         """For people: `hang node-2 at step 40, healed after 2 s`."""
         when = f" at step {self.at_step}" if self.at_step is not None else ""
         when += f" after {self.after:g} s" if self.after is not None else ""
+        when = f" by {self.way}{when}" if self.way else when
         heal = f", healed after {self.heal_after:g} s" if self.heal_after is not None else ""
         return f"{self.kind} {self.target}{when}{heal}"
 
 
 def make(kind: str, target: str = "", **when: Any) -> Fault:
     """A fault by the name of its kind."""
-    fixed = {"controller": "controller", "blackout": "all"}
+    fixed = {"controller": "controller", "blackout": "all", "corrupt": "all"}
     return Fault(kind=kind, target=fixed.get(kind, target), **when)
 
 
@@ -94,3 +100,8 @@ def controller(**when: Any) -> Fault:
 def blackout(**when: Any) -> Fault:
     """SIGKILL all nodes at once."""
     return make("blackout", **when)
+
+
+def corrupt(way: str = "flip", **when: Any) -> Fault:
+    """Stop all nodes, damage the newest checkpoint, and SIGKILL them."""
+    return make("corrupt", way=way, **when)

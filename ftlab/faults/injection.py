@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftlab.errors import FaultError, FtlabError, UnknownNode
+from ftlab.faults.corruption import damage_newest
 
 if TYPE_CHECKING:
     from ftlab.events import Event
@@ -99,9 +100,24 @@ def _strike(fault: Fault, hands: Hands) -> dict[str, Any]:
         return hands.order(do="kill_controller")
     if fault.kind == "blackout":
         return hands.order(do="kill_all")
+    if fault.kind == "corrupt":
+        return _corrupt(fault, hands)
     if fault.kind in ("crash", "stall"):
         return hands.order(do=fault.kind, node=fault.target, pid=_worker_pid(fault, hands))
     return hands.order(do={"partition": "cut"}.get(fault.kind, fault.kind), node=fault.target)
+
+
+def _corrupt(fault: Fault, hands: Hands) -> dict[str, Any]:
+    """Nobody may save or load in between: all nodes are stopped while the newest checkpoint is damaged."""
+    folder = ((hands.status()["job"] or {}).get("checkpoints")) or ""
+    if not folder:
+        raise FaultError("the job saves no checkpoints", hint="cluster.submit(train, checkpoint=CheckpointConfig(...))")
+    hands.order(do="hang_all")
+    try:
+        done = damage_newest(folder, fault.way)
+    finally:
+        killed = hands.order(do="kill_all")
+    return {**killed, **done, "at": killed["at"], "status": f"{done['status']}; {killed['status']}"}
 
 
 def heal(fault: Fault, hands: Hands) -> Injection:

@@ -83,7 +83,11 @@ class Controller:
                 self.hearing.steps(current, node, message.steps)
             if message.output:
                 self.on_output(name, message.output)
-            node.send(messages.Ack(step=job.ledger.step if job else 0))
+            ledger = job.ledger if job else None
+            node.send(messages.Ack(generation=ledger.generation if ledger else 0, step=ledger.step if ledger else 0))
+        elif isinstance(message, messages.Noted):
+            if current and message.job == current.id:
+                self.hearing.noted(current, node, message)
         elif not isinstance(message, messages.FromWorker):
             raise BadMessage(f"a node does not send {type(message).__name__}")
         elif current and message.job == current.id == node.job:
@@ -220,8 +224,12 @@ class Controller:
         holders = sum(worker.holds_state for node in self.roster.seated(job.plan) for worker in node.workers.values())
         return Snapshot(failures=failures, members=tuple(job.plan), spares=tuple(node.name for node in spares),
                         wanted=job.wanted, minimum=job.minimum, can_start=self.config.replace, step=job.ledger.step,
-                        holders=holders, repeats={node: count - 1 for node, count in job.repeats.items()},
-                        procs_per_node=procs)
+                        holders=holders, saved=self._saved(job), procs_per_node=procs,
+                        repeats={node: count - 1 for node, count in job.repeats.items()})
+
+    def _saved(self, job: Job) -> int | None:
+        kept = [step for name, step in job.kept.items() if (node := self.roster.get(name)) and node.alive]
+        return max([*kept, *([job.saved] if job.saved is not None else [])], default=None)
 
     def _ask_policy(self, job: Job, snapshot: Snapshot) -> acts.Action | None:
         try:
@@ -332,7 +340,7 @@ class Controller:
     def _continue(self, job: Job, nodes: list[NodeView], table: RankTable, record: RecoveryRecord) -> None:
         begin = time.monotonic()
         body = messages.encode(messages.Join(table=table.to_dict(), store=list(self.store()),
-                                            secret=secrets.token_hex(16)))
+                                            secret=secrets.token_hex(16), step=job.ledger.step))
         for node in nodes:
             for worker in node.workers.values():
                 worker.place, worker.since = messages.Place.RECOVERING, begin  # the old place is the old world's

@@ -5,13 +5,15 @@ Everything is checked against the rank tables: a step from a generation in which
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ftlab import messages
-from ftlab.errors import from_dict
+from ftlab.errors import BadMessage, from_dict
 from ftlab.events import EventLog
+from ftlab.messages import RESERVED_VALUES
 from ftlab.recovery.job import Job
 from ftlab.recovery.ledger import Entry
 from ftlab.recovery.policy import Failure
@@ -52,6 +54,17 @@ class Hearing:
             self.log.record("samples.disagreed", generation=entry.generation, step=entry.step)
         self.watch.clock.tick(entry.at)
 
+    def noted(self, job: Job, node: NodeView, message: messages.Noted) -> None:
+        """Something about a checkpoint."""
+        if not re.fullmatch(r"checkpoint\.[a-z]+", message.event):
+            raise BadMessage(f"a node may record checkpoint.* events, not {message.event!r}")
+        facts = {name: value for name, value in message.data.items() if name not in RESERVED_VALUES or name == "world"}
+        self.log.record(message.event, source=node.name, step=message.step, generation=job.generation, **facts)
+        if message.event in ("checkpoint.committed", "checkpoint.loaded"):
+            job.saved = message.step
+        elif message.event == "checkpoint.snapshot":
+            job.kept[node.name] = message.step
+
     def worker(self, job: Job, node: NodeView, wrapper: messages.FromWorker) -> None:
         """One worker's message."""
         view = node.workers.get(wrapper.local_rank)
@@ -65,6 +78,8 @@ class Hearing:
                 self.log.record("worker.parked", source=node.name, seconds=round(message.seconds, 4), pid=view.pid)
             case messages.Stopped():
                 self._stopped(job, node, message)
+            case messages.Noted():
+                self.noted(job, node, message)
             case messages.Spans():
                 self._spans(job, node.name, wrapper.local_rank, message)
             case messages.Finished():

@@ -37,6 +37,8 @@ class Job:
     table: RankTable | None = None
     tables: dict[int, RankTable] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    saved: int | None = None  # the step of the newest checkpoint in storage
+    kept: dict[str, int] = field(default_factory=dict)  # node → step of the newest snapshot in its memory
     failures: list[Failure] = field(default_factory=list)  # not yet decided on
     history: list[dict[str, Any]] = field(default_factory=list)
     tracebacks: list[str] = field(default_factory=list)
@@ -102,11 +104,13 @@ class Job:
 
     def spec(self) -> dict[str, Any]:
         """What nodes need to run it."""
-        return {"config": self.config.to_dict(), "path": self.path}
+        return {"job": self.id, "config": self.config.to_dict(), "path": self.path}
 
     def to_dict(self) -> dict[str, Any]:
         """For clients."""
         return {"job": self.id, "name": self.name, "status": self.status, "step": self.ledger.step,
                 "generation": self.generation, "world": self.table.world if self.table else 0,
+                "checkpoints": self.config.checkpoint.directory if self.config.checkpoint else None,
+                "saved": self.saved,
                 "error": self.error.to_dict() if self.error else None,
                 "results": {str(rank): row for rank, row in sorted(self.finished.items())} if self.over else {}}

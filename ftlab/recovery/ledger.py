@@ -1,7 +1,8 @@
 """The ledger of committed steps: a step counts once, when every rank of its generation has committed it.
 
 A fault in mid all-reduce may let some ranks commit a step that others did not; the newest step wins and is sent to the
-others, so it was committed all the same. Such a step is entered when the next generation goes on behind it.
+others, so it was committed all the same. Such a step is entered when the next generation goes on behind it. When all
+live state was lost, a generation begins at an earlier step, from a checkpoint: the steps after it are committed again.
 """
 
 from __future__ import annotations
@@ -49,13 +50,16 @@ class Entry:
 class Ledger:
     """Step records in, committed steps out."""
 
-    def __init__(self, step: int = 0) -> None:
+    def __init__(self, step: int = 0, generation: int = 0) -> None:
         self.step = step  # committed so far
+        self.generation = generation  # in which it was committed
         self._open: dict[tuple[int, int], Entry] = {}
 
     def add(self, rank: int, world: int, record: Mapping[str, Any]) -> list[Entry]:
         """Take in one rank's record; the steps that are committed by it, oldest first."""
         step, generation = int(record["step"]), int(record["generation"])
+        if step <= self.step and generation > self.generation:
+            self.step, self.generation, self._open = step - 1, generation, {}  # back to a checkpoint
         if step <= self.step:
             return []
         entry = self._open.setdefault((step, generation), Entry(step, generation, world))
@@ -80,7 +84,7 @@ class Ledger:
         """Enter a complete step, after those before it that only some ranks committed."""
         yield from self._partial(entry.step)
         yield entry
-        self.step = entry.step
+        self.step, self.generation = entry.step, max(entry.generation, self.generation)
         self._open = {key: other for key, other in self._open.items() if key[0] > entry.step}
 
     def _partial(self, before: int) -> Iterator[Entry]:

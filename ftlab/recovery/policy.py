@@ -33,6 +33,7 @@ class Snapshot:
     can_start: bool  # whether new nodes can be had
     step: int  # committed steps
     holders: int  # workers that live and hold the state
+    saved: int | None = None  # the newest step that can be had from a node's memory or from storage
     repeats: Mapping[str, int] = field(default_factory=dict)  # earlier worker failures per node
     procs_per_node: int = 1
 
@@ -180,7 +181,7 @@ def _refuse(snapshot: Snapshot, budgets: Mapping[str, int]) -> Abort | None:
         if budgets.get(failure.cause, 0) < 1:
             return Abort(error="RecoveryExhausted", cause=failure.cause,
                          reason=f"no recovery from '{failure.cause}' is left; last: {failure.detail}")
-    if snapshot.step > 0 and snapshot.holders == 0:
+    if snapshot.step > 0 and snapshot.holders == 0 and snapshot.saved is None:
         raised = next((failure for failure in snapshot.failures if failure.cause == "crash"), None)
         if raised and len(snapshot.failures) >= len(snapshot.members):
             return Abort(error="TrainingFailed", cause="crash", reason=f"every rank failed: {raised.detail}")

@@ -57,12 +57,14 @@ def _replay(controller: Controller, event: Event, load_policy: Callable[[str], P
             job.tables[job.table.generation] = job.table
             job.plan, controller.generation = list(job.table.nodes), job.table.generation
         case "step.committed" if job and event.step is not None:
-            job.ledger.step = event.step
+            job.ledger.step, job.ledger.generation = event.step, event.generation or 0
             controller.watch.clock.tick(event.at)
         case "recovery.started" if job:
             controller.watch.clock.pause()
             if data["cause"] != "grow":
                 job.spend(data["cause"])
+        case "checkpoint.committed" | "checkpoint.loaded" if job:
+            job.saved = event.step
         case "job.finished" if job:
             job.status = data["status"]
             job.error = from_dict(data["error"]) if data.get("error") else None

@@ -29,6 +29,7 @@ def measure(events: Sequence[Event]) -> dict[str, Any]:
         "steps_lost": _steps_lost(events),
         "worlds": [event.data["world"] for event in tables], "generations": len(tables),
         "source": _source(recoveries),
+        "checkpoints": len(_of(events, "checkpoint.committed")), "damaged": len(_of(events, "checkpoint.damaged")),
         "goodput": goodput(events),
     }
 

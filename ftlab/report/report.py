@@ -50,9 +50,9 @@ class Report:
         return [event.data["loss"] for event in self.events if event.kind == "step.committed" and "loss" in event.data]
 
     def samples(self) -> list[int] | None:
-        """The sample ids of all committed steps in order; None if the job did not record them."""
-        steps = [event.data.get("samples") for event in self.events if event.kind == "step.committed"]
-        return None if not steps or None in steps else [sample for ids in steps for sample in ids or ()]
+        """The sample ids of all steps, as they were committed last; None if the job did not record them."""
+        steps = {event.step: event.data.get("samples") for event in self.events if event.kind == "step.committed"}
+        return None if not steps or None in steps.values() else [one for ids in steps.values() for one in ids or ()]
 
     def save(self, path: str | Path) -> Path:
         """Write the report as one self-contained HTML file."""

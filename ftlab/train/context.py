@@ -181,6 +181,8 @@ class TrainContext:
                        for name, value in self._values.items()},
             "samples": None if ids is None else ids.tolist(),
             "digest": 0 if ids is None else zlib.crc32(ids.numpy().tobytes())}, urgent=first)
+        if session.saver is not None:
+            session.saver.after_step(session)
 
     def _seating(self) -> Seating:
         if self._seat is None:

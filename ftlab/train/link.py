@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -34,6 +35,7 @@ class WorkerLink:
         self._joined_at = 0.0
         self._steps: list[messages.StepDone] = []  # committed, not yet reported
         self._watched = _NOBODY  # the step somebody waits for
+        self.on_saved: Callable[[messages.Saved], None] = lambda message: None
         self.released = False
 
     def start(self) -> None:
@@ -112,6 +114,8 @@ class WorkerLink:
                     self._terminated = max(self._terminated, message.generation)
                 elif isinstance(message, messages.Join):
                     self._join, self._joined_at = message, time.monotonic()
+                elif isinstance(message, messages.Saved):
+                    self.on_saved(message)
                 elif isinstance(message, messages.Release):
                     self.released = True
                 self._changed.notify_all()

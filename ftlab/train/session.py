@@ -23,10 +23,12 @@ from ftlab.checkpoint import tree
 from ftlab.checkpoint.state import TrainingState, differences
 from ftlab.elastic import transfer
 from ftlab.elastic.group import Group, GroupSevered
-from ftlab.errors import FtlabError, ModelMismatch, StateLost
+from ftlab.errors import FtlabError, ModelMismatch
 from ftlab.membership import RankTable
 from ftlab.messages import Place
+from ftlab.train.ladder import Ladder
 from ftlab.train.link import WorkerLink
+from ftlab.train.saver import Saver
 from ftlab.train.status import StatusPage
 
 
@@ -41,8 +43,9 @@ class StateDamaged(RuntimeError):
 class Session:
     """Where this worker sits, the group it trains in, and how it gets into the next one."""
 
-    def __init__(self, link: WorkerLink, page: StatusPage, node: str, local_rank: int) -> None:
-        self.link, self.page, self.node, self.local_rank = link, page, node, local_rank
+    def __init__(self, link: WorkerLink, page: StatusPage, node: str, local_rank: int, ladder: Ladder) -> None:
+        self.link, self.page, self.node, self.local_rank, self.ladder = link, page, node, local_rank, ladder
+        self.saver = Saver(ladder.config, link, ladder.job, ladder.files) if ladder.config else None
         self.state = TrainingState()
         self.group: Group | None = None
         self.table: RankTable | None = None
@@ -54,6 +57,7 @@ class Session:
         self._started = time.monotonic()
         self._parked = False
         self._secret = b""  # of the generation: members prove it to each other when state travels
+        self._trained = False  # the job has committed steps
         self.wrapped: object | None = None  # an ElasticDDP, if the train function made one
 
     @property
@@ -161,7 +165,7 @@ class Session:
         self.page.generation, self.page.rank = table.generation, rank
         self.page.move(Place.RECOVERING)
         self.group = Group(table, rank, (join.store[0], join.store[1]))
-        self._secret = join.secret.encode()
+        self._secret, self._trained = join.secret.encode(), join.step > 0
         self.link.watch(self.group)
         if self.link.over(table.generation):
             raise GroupSevered("this generation is already over")
@@ -186,6 +190,7 @@ class Session:
         if self.rank in holders:
             with self._span("rollback_data"):
                 self.state.rollback()
+                self._climb_down()
         for sender, receiver in transfer.plan_transfers(holders, receivers):
             if self.rank == sender:
                 self._send_state(receiver)
@@ -197,20 +202,25 @@ class Session:
         """Who holds the newest committed step, who needs it; the same answer on every rank."""
         signature = self.state.signature()
         mine = torch.tensor([self.state.step if self._holds else -1, zlib.crc32(repr(signature).encode()),
-                             self.state.step])
+                             self.state.step, self.ladder.memory_step])
         rows = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(rows, mine)
         if len({int(row[1]) for row in rows}) > 1:
             self._explain_mismatch(signature)
         steps = [int(row[0]) for row in rows]
         newest = max(steps)
-        if newest < 0 and any(int(row[2]) for row in rows):
-            raise StateLost("no rank holds a committed step any more",
-                            hint="inside a step, change parameters only after its last collective: a step that failed "
-                                 "in between cannot be undone")
         holders = [rank for rank, step in enumerate(steps) if step == newest] if newest >= 0 else [0]
         self.source = "live" if newest >= 0 else "initial"
+        if newest < 0:
+            kept = [int(row[3]) for row in rows]
+            holders, self.source = self.ladder.choose(kept, self._trained or any(int(row[2]) for row in rows))
         return holders, [rank for rank in range(self.world) if rank not in holders]
+
+    def _climb_down(self) -> None:
+        """Nobody lives who holds the state: take it from the rung that was chosen."""
+        if self.source in ("memory", "storage"):
+            for event, step, facts in self.ladder.load(self.source, self.state, self._trained):
+                self.link.send(messages.Noted(job=self.ladder.job, event=event, step=step, data=facts))
 
     def _explain_mismatch(self, signature: list[list[object]]) -> None:
         everyone: list[list[list[object]] | None] = [None] * self.world

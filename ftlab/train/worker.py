@@ -21,6 +21,7 @@ from ftlab.config import JobConfig
 from ftlab.errors import FtlabError
 from ftlab.messages import Place
 from ftlab.train.context import TrainContext
+from ftlab.train.ladder import Ladder
 from ftlab.train.link import WorkerLink
 from ftlab.train.session import Released, Session
 from ftlab.train.status import StatusPage
@@ -38,16 +39,20 @@ class WorkerSpec:
     code: bytes  # cloudpickle of (train function, arguments)
     path: list[str]  # the notebook's sys.path
     config: dict[str, Any]  # JobConfig
+    job: str = ""
+    memory: dict[str, Any] | None = None  # the snapshot that an earlier worker left in this node's memory: a SaveOrder
 
 
-def run_worker(spec: WorkerSpec, connection: Connection, page: StatusPage) -> int:
-    """The whole life of a worker; returns its exit code."""
+def run_worker(spec: WorkerSpec, connection: Connection, page: StatusPage, memory: list[int]) -> int:
+    """The whole life of a worker; returns its exit code. `memory` holds the files for its snapshots."""
     link = WorkerLink(connection)
-    session = Session(link, page, spec.node, spec.local_rank)
+    config = JobConfig.from_dict(spec.config)
+    ladder = Ladder(config.checkpoint, spec.job, spec.memory, memory)
+    session = Session(link, page, spec.node, spec.local_rank, ladder)
     set_trap(page)
     link.start()
     try:
-        _train(spec, session, page)
+        _train(spec, session, page, config)
         return 0
     except Released:
         return 0
@@ -73,12 +78,15 @@ def warm_up() -> None:
     np.random.seed(0)
 
 
-def _train(spec: WorkerSpec, session: Session, page: StatusPage) -> None:
+def _train(spec: WorkerSpec, session: Session, page: StatusPage, config: JobConfig) -> None:
     sys.path[:] = [*spec.path, *(entry for entry in sys.path if entry not in spec.path)]
     train, args, kwargs = cloudpickle.loads(spec.code)
-    context = TrainContext(session, page, JobConfig.from_dict(spec.config))
+    context = TrainContext(session, page, config)
     value = train(context, *args, **kwargs)
     session.join()
+    page.move(Place.FINISHED)
+    if session.saver is not None:
+        session.saver.finish(session)
     result, problem = _pack_result(value)
     digest = session.state.digest()
     while True:  # stay as a live replica until all ranks are done

@@ -100,7 +100,7 @@ def _hello(**changes) -> bytes:
     ([b"\x00\xff garbage"], "not a JSON message"),
     ([b"[1, 2]"], "must be a JSON object"),
     ([b'{"kind": "Teapot"}'], "unknown kind"),
-    ([messages.dumps(messages.Ack(step=1))], "must be Hello"),
+    ([messages.dumps(messages.Ack(generation=1, step=1))], "must be Hello"),
     ([_hello(node="node-0")], "already linked by another process"),
     ([b"x" * (5 << 20)], None),  # larger than a message may be: closed with 1009
     ([_hello(), messages.dumps(messages.Welcome(fresh=True, heartbeat_s=1, lease_s=1))], "does not send Welcome"),

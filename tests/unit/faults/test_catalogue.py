@@ -20,7 +20,7 @@ def test_an_unknown_fault_is_refused_with_the_known_ones(kind):
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - set(HEALABLE)))
 def test_what_cannot_be_healed_refuses_a_time_to_heal(kind):
     with pytest.raises(ConfigError, match=f"a {kind} cannot be healed"):
-        make(kind, "node-1", heal_after=1.0)
+        make(kind, "node-1", heal_after=1.0, way="flip" if kind == "corrupt" else "")
 
 
 @pytest.mark.parametrize("kind", HEALABLE)
@@ -38,6 +38,7 @@ def test_hangs_and_partitions_can_be_healed(kind):
     (faults.stall("node-1", at_step=0), "stall node-1 at step 0"),
     (faults.controller(at_step=9), "controller controller at step 9"),
     (faults.blackout(), "blackout all"),
+    (faults.corrupt("swap", at_step=30), "corrupt all by swap at step 30"),
 ])
 def test_a_fault_describes_itself(fault, words):
     assert fault.describe() == words
@@ -46,8 +47,8 @@ def test_a_fault_describes_itself(fault, words):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_a_maker_of_its_name_that_makes_it(kind):
     maker = getattr(faults, kind)
-    fault = maker() if kind in ("controller", "blackout") else maker("node-1")
-    assert fault == make(kind, "node-1") and isinstance(fault, Fault) and fault.kind == kind
+    fault = maker() if kind in ("controller", "blackout", "corrupt") else maker("node-1")
+    assert fault == make(kind, "node-1", way="flip" if kind == "corrupt" else "") and isinstance(fault, Fault) and fault.kind == kind
 
 
 def test_faults_without_a_choice_have_a_fixed_target():

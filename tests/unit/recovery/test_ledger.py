@@ -39,16 +39,27 @@ def test_records_that_are_sent_again_after_the_commit_are_ignored():
         ledger.add(rank, 2, record(1))
     for rank in (0, 1):
         assert ledger.add(rank, 2, record(1)) == []
-        assert ledger.add(rank, 2, record(1, generation=2)) == []
     assert ledger.step == 1
     assert ledger.add(0, 2, record(2)) == [], "and leave nothing behind"
     assert numbers(ledger.add(1, 2, record(2))) == [(2, 1)]
 
 
 def test_a_restored_ledger_ignores_what_its_journal_already_has():
-    ledger = Ledger(step=5)
+    ledger = Ledger(step=5, generation=1)
     assert ledger.add(0, 1, record(5)) == []
     assert numbers(ledger.add(0, 1, record(6))) == [(6, 1)]
+
+
+def test_a_generation_that_begins_at_a_checkpoint_commits_the_steps_after_it_again():
+    ledger = Ledger(step=5, generation=1)
+    ledger.add(0, 2, record(6))  # nobody will complete it
+    assert ledger.add(0, 2, record(3, generation=2)) == [] and ledger.step == 2
+    assert numbers(ledger.add(1, 2, record(3, generation=2))) == [(3, 2)]
+    assert ledger.add(0, 2, record(3, generation=2)) == [], "sent again"
+    assert ledger.add(0, 2, record(5)) == [], "of the lost generation"
+    for rank in (0, 1):
+        last = ledger.add(rank, 2, record(4, generation=2))
+    assert numbers(last) == [(4, 2)] and (ledger.step, ledger.generation) == (4, 2)
 
 
 def test_a_step_that_only_some_ranks_committed_is_entered_when_the_next_generation_goes_on_behind_it():
