@@ -1,0 +1,119 @@
+"""The check itself: record a save once, build every crash image of it, load each, and judge what came out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ftlab.errors import ConfigError, JobError
+from ftlab.grading.crash.disk import Choice
+from ftlab.grading.crash.explain import MISTAKES, explain, what_was_lost
+from ftlab.grading.crash.images import Image, Images, select
+from ftlab.grading.crash.operations import Recording
+from ftlab.grading.crash.result import CrashResult, Explanation, Failure
+from ftlab.grading.crash.stage import Function, Stage
+
+MAX_HANGS = 10  # loads that may hang before the rest is not tried any more
+
+
+def check_crashes(prepare: Function, save: Function, load: Function, *, folder: Path | None = None, limit: int = 400,
+                  save_s: float = 60.0, load_s: float = 10.0, stage: Stage | None = None) -> CrashResult:
+    """Let the machine die at every operation of a save, and see whether load gives the old or the new state each time.
+
+    `prepare(folder)` leaves the old state, `save(folder)` writes the new one, `load(folder)` returns it. All three run
+    in child processes. Raises JobError when one of them fails without any crash, WaitTimeout when prepare or save takes
+    longer than `save_s`, FaultUnavailable where system calls cannot be traced, and FaultError for a save whose writes
+    cannot be followed. `folder` is where the work folder is made; pass a `stage` to share it between checks.
+    """
+    if limit < 1:
+        raise ConfigError(f"limit must be at least 1: one image has to be tried (got {limit})")
+    if stage is None:
+        with Stage(folder) as own:
+            return check_crashes(prepare, save, load, limit=limit, save_s=save_s, load_s=load_s, stage=own)
+    begin = time.monotonic()
+    stage.set_functions(prepare, save, load)
+    recording = stage.record(save_s)
+    images = Images(recording)
+    images.check_complete(recording)
+    judge = _Judge(stage, images, load_s)
+    return _judge_all(recording, images, judge, limit, begin)
+
+
+class _Judge:
+    """Loads images, each folder once, and knows the old and the new state."""
+
+    def __init__(self, stage: Stage, images: Images, load_s: float) -> None:
+        self._stage, self._images, self._load_s = stage, images, load_s
+        self._answers: dict[str, dict[str, Any]] = {}
+        self.hangs, self._slowest = 0, 0.0
+        self.old = self.answer(images.image(0, Choice()))
+        self.new = self.answer(images.image(len(images.operations), Choice()))
+        if "raised" in self.old:
+            raise JobError(f"load failed on what prepare left: {self.old['raised']}",
+                           hint="prepare has to leave a state that load can read; no crash was tried yet")
+
+    def answer(self, image: Image) -> dict[str, Any]:
+        """What load gave for an image."""
+        if image.key not in self._answers:
+            self._images.build(image, self._stage.folder)
+            begin = time.monotonic()
+            self._answers[image.key] = self._stage.load(self._limit())
+            took = time.monotonic() - begin
+            if took >= self._limit():
+                self.hangs += 1
+            else:
+                self._slowest = max(self._slowest, took)
+        return self._answers[image.key]
+
+    def fails(self, image: Image) -> bool:
+        """Whether load gave anything but the old or the new state; after save returned, anything but the new one."""
+        found = self.answer(image).get("digest")
+        return found is None or found not in ({self.new.get("digest")} if image.must_be_new
+                                              else {self.old["digest"], self.new.get("digest")})
+
+    def words(self, image: Image) -> str:
+        """What load gave, for a student."""
+        answer = self.answer(image)
+        if "raised" in answer:
+            return str(answer["raised"])
+        known = {self.new.get("digest"): "the new state", self.old["digest"]: "the old state, though save had returned"}
+        return known.get(answer["digest"], f"neither the old nor the new state: {answer['text']}")
+
+    def _limit(self) -> float:
+        """Patience shrinks after a first hang: a hundred images that hang should not take a quarter of an hour."""
+        return self._load_s if not self.hangs else min(self._load_s, max(1.0, 20 * self._slowest))
+
+
+def _judge_all(recording: Recording, images: Images, judge: _Judge, limit: int, begin: float) -> CrashResult:
+    if judge.new.get("digest") in (None, judge.old["digest"]):
+        return _nothing_new(recording, images, judge, begin)
+    possible = images.all()
+    tried, failed = 0, list[Image]()
+    for image in select(possible, recording, limit):
+        if judge.hangs >= MAX_HANGS:
+            break
+        tried += 1
+        if judge.fails(image):
+            failed.append(image)
+    first = _describe(images, judge, failed[0]) if failed else None
+    return CrashResult(images=tried, survived=tried - len(failed), possible=len(possible), first_failure=first,
+                       operations=recording.operations, seconds=time.monotonic() - begin)
+
+
+def _describe(images: Images, judge: _Judge, image: Image) -> Failure:
+    simple, explanation = explain(images, image, judge.fails)
+    died = str(images.operations[simple.boundary - 1]) if simple.boundary else "nothing, before save had begun"
+    return Failure(died=died, boundary=simple.boundary, lost=what_was_lost(images, simple),
+                   files=tuple(images.files(simple)), found=judge.words(simple), explanation=explanation)
+
+
+def _nothing_new(recording: Recording, images: Images, judge: _Judge, begin: float) -> CrashResult:
+    """A save after which load gives no new state fails before any crash."""
+    last = images.image(len(recording.operations), Choice())
+    found = str(judge.new.get("raised", "the old state"))
+    failure = Failure(died="nothing: save returned and its process ended", boundary=last.boundary, lost=(),
+                      files=tuple(images.files(last)), found=found,
+                      explanation=Explanation("no-new-state", MISTAKES["no-new-state"]))
+    return CrashResult(images=1, survived=0, possible=1, first_failure=failure, operations=recording.operations,
+                       seconds=time.monotonic() - begin)
