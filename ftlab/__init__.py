@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftlab import drill as drill
     from ftlab import faults as faults
+    from ftlab.checkpoint.distributed import DistributedCheckpointManager as DistributedCheckpointManager
+    from ftlab.checkpoint.manager import CheckpointManager as CheckpointManager
     from ftlab.cluster.cluster import Cluster as Cluster
     from ftlab.cluster.connect import connect as connect
+    from ftlab.config import CheckpointConfig as CheckpointConfig
     from ftlab.config import ClusterConfig as ClusterConfig
     from ftlab.config import JobConfig as JobConfig
     from ftlab.errors import FtlabError as FtlabError
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Cluster": "ftlab.cluster.cluster", "ClusterConfig": "ftlab.config", "Event": "ftlab.events",
+    "CheckpointConfig": "ftlab.config", "CheckpointManager": "ftlab.checkpoint.manager",
+    "Cluster": "ftlab.cluster.cluster", "ClusterConfig": "ftlab.config",
+    "DistributedCheckpointManager": "ftlab.checkpoint.distributed", "Event": "ftlab.events",
     "FtlabError": "ftlab.errors", "JobConfig": "ftlab.config", "Report": "ftlab.report.report",
     "connect": "ftlab.cluster.connect", "drill": "", "faults": "",
 }

@@ -10,7 +10,6 @@ from torch import nn
 
 from ftlab.checkpoint import tree
 from ftlab.checkpoint.manifest import Manifest
-from ftlab.checkpoint.resharding import assemble
 from ftlab.checkpoint.rng import GENERATORS
 from ftlab.checkpoint.state import TrainingState, differences
 from ftlab.checkpoint.vault import Vault
@@ -28,7 +27,7 @@ def restore(vault: Vault, name: str, training: TrainingState) -> Manifest:
 
 def put(shards: Sequence[tree.Packed], training: TrainingState, name: str) -> None:
     """Put what was read and verified into the live state."""
-    saved = tree.unpack(shards[0]) if len(shards) == 1 and not shards[0].pieces else assemble(shards, training)
+    saved = _assemble(shards, training) if shards[0].pieces else tree.unpack(shards[0])
     try:
         check_fits(saved, training, name)
         wanted = [part for part in training.parts if part in saved["parts"]]
@@ -49,6 +48,12 @@ def check_fits(saved: Mapping[str, Any], training: TrainingState, name: str) -> 
         raise CheckpointMismatch(f"checkpoint {name} is of another model (here: yours, there: the checkpoint's)",
                                  seen="\n        ".join([*lines[:12], *(["..."] if len(lines) > 12 else [])]),
                                  hint="build the model it was saved from, or choose another checkpoint")
+
+
+def _assemble(shards: Sequence[tree.Packed], training: TrainingState) -> Any:
+    from ftlab.checkpoint.resharding import assemble  # loads torch's DTensor, which takes a second
+
+    return assemble(shards, training)
 
 
 def _shapes(state: Mapping[str, Any]) -> list[list[Any]]:

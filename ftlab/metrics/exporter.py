@@ -33,6 +33,14 @@ class Exporter:
         self.faults = Counter("ftlab_faults_injected_total", "Faults injected, by kind.", ["fault"], registry=registry)
         self.refused = Counter("ftlab_messages_refused_total", "Messages refused: stale, garbage or too large.",
                                registry=registry)
+        self.checkpoints = Counter("ftlab_checkpoints_total", "Checkpoints, by what became of them.", ["result"],
+                                   registry=registry)
+        self.blocking = Histogram("ftlab_checkpoint_blocking_seconds", "How long training waited for a snapshot.",
+                                  buckets=_SECONDS, registry=registry)
+        self.durable = Histogram("ftlab_checkpoint_durable_seconds", "From a snapshot to its commit in storage.",
+                                 buckets=_SECONDS, registry=registry)
+        self.saved_step = Gauge("ftlab_checkpoint_step", "Step of the newest checkpoint.", registry=registry)
+        self.saved_bytes = Gauge("ftlab_checkpoint_size_bytes", "Size of the newest checkpoint.", registry=registry)
         self._alive: set[str] = set()
 
     def observe(self, event: Event) -> None:
@@ -60,10 +68,22 @@ class Exporter:
                 self.faults.labels(data["fault"]).inc()
             case "message.refused" | "node.fenced":
                 self.refused.inc()
+            case "checkpoint.snapshot":
+                self.blocking.observe(data["blocking_s"])
+            case "checkpoint.committed" | "checkpoint.failed" | "checkpoint.delayed" | "checkpoint.damaged":
+                self._observe_checkpoint(event)
 
     def render(self) -> tuple[str, bytes]:
         """Content type and body for /metrics."""
         return CONTENT_TYPE_LATEST, generate_latest(self.registry)
+
+    def _observe_checkpoint(self, event: Event) -> None:
+        result = event.kind.removeprefix("checkpoint.")
+        self.checkpoints.labels(result).inc()
+        if result == "committed":
+            self.durable.observe(event.data["seconds"])
+            self.saved_step.set(event.step or 0)
+            self.saved_bytes.set(event.data["bytes"])
 
     def _observe_recovery(self, event: Event) -> None:
         data = event.data

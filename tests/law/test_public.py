@@ -12,8 +12,11 @@ import ftlab
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = [
+    "CheckpointConfig",
+    "CheckpointManager",
     "Cluster",
     "ClusterConfig",
+    "DistributedCheckpointManager",
     "Event",
     "FtlabError",
     "JobConfig",
