@@ -59,6 +59,7 @@ class Hello(Message):
     instance: str  # of this agent process: tells a node that came back from a new one with its name
     job: str = ""
     workers: list[dict[str, Any]] = field(default_factory=list)  # Progress of each, as a dict
+    replica_port: int = 0  # where it takes replicas of other nodes' snapshots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,14 @@ class ToWorkers(Message):
 
     job: str
     body: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buddy(Message):
+    """The node that keeps a replica of this one's snapshots; no address: there is nobody."""
+
+    address: str = ""
+    port: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

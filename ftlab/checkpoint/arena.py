@@ -8,19 +8,23 @@ with the last process that holds it.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ftlab.checkpoint.tree import Packed
+from ftlab.errors import ConfigError
 
 _ALIGN = 64
+_CARD = 4 * mmap.PAGESIZE  # bytes in front of the snapshot
 _CHUNK = 8 << 20  # bytes that one thread copies at a time
 _TWO_THREADS = 16 << 20  # states smaller than this are copied by one thread
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
@@ -35,45 +39,76 @@ class Filled:
 
 
 class Slot:
-    """One snapshot's memory; grows when the state does."""
+    """One snapshot's memory; grows when the state does.
+
+    The first page is the slot's card: what the snapshot is, written once its digest is known and wiped before the
+    memory is filled again. A slot without a card holds nothing that may be used.
+    """
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = _anonymous_file() if fd is None else fd
+        if os.fstat(self.fd).st_size < _CARD:
+            os.ftruncate(self.fd, _CARD)
+        self._card = mmap.mmap(self.fd, _CARD, flags=mmap.MAP_SHARED)
         self._memory: mmap.mmap | None = None
         self._layout: tuple[int, ...] = ()
         self._views: list[torch.Tensor] = []
 
     def fill(self, packed: Packed) -> Filled:
         """Copy a state into the slot."""
+        self.wipe()
         sizes = tuple(tensor.numel() * tensor.element_size() for tensor in packed.tensors)
         data = sum(aligned(size) for size in sizes)
         self._reserve(data + len(packed.header), sizes)
         _copy(packed.tensors, self._views)
-        assert self._memory is not None
-        self._memory[data:data + len(packed.header)] = packed.header
+        self.view(data + len(packed.header))[data:] = packed.header
         return Filled(data + len(packed.header), len(packed.header))
 
+    def reserve(self, size: int) -> memoryview:
+        """Room for a snapshot that comes from elsewhere."""
+        self.wipe()
+        self._reserve(size, ())
+        return self.view(size)
+
     def view(self, size: int) -> memoryview:
-        """The first bytes of the slot; for whoever has mapped the same memory, too."""
-        if self._memory is None or len(self._memory) < size:
+        """The snapshot's bytes; for whoever has mapped the same memory, too."""
+        if self._memory is None or len(self._memory) < _CARD + size:
             self._memory = mmap.mmap(self.fd, os.fstat(self.fd).st_size, flags=mmap.MAP_SHARED)
-        return memoryview(self._memory)[:size]
+        return memoryview(self._memory)[_CARD:_CARD + size]
+
+    def label(self, card: Mapping[str, Any]) -> None:
+        """Say what the slot holds, now that it is complete."""
+        raw = json.dumps(card).encode()
+        if len(raw) > _CARD - 8:
+            raise ConfigError(f"a snapshot's card of {len(raw)} bytes does not fit: are there many metrics?")
+        self._card[8:8 + len(raw)] = raw
+        self._card[0:8] = len(raw).to_bytes(8, "little")
+
+    def card(self) -> dict[str, Any] | None:
+        """What the slot holds, if it is complete."""
+        size = int.from_bytes(self._card[0:8], "little")
+        return dict(json.loads(self._card[8:8 + size])) if size else None
+
+    def wipe(self) -> None:
+        """What the slot held must not be used any more."""
+        self._card[0:8] = bytes(8)
 
     def close(self) -> None:
         """Let go of the memory; may be called twice."""
         self._views, self._memory = [], None  # unmapped with the last view of it
         if self.fd >= 0:
+            self._card.close()
             os.close(self.fd)
             self.fd = -1
 
     def _reserve(self, size: int, sizes: tuple[int, ...]) -> None:
-        if self._memory is None or len(self._memory) < size:
-            room = -(-size * 9 // 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # headers grow a little
+        if self._memory is None or len(self._memory) < _CARD + size:
+            room = _CARD + -(-size * 9 // 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # headers grow a little
             os.ftruncate(self.fd, room)
             self._views, self._layout = [], ()
             self._memory = mmap.mmap(self.fd, room, flags=mmap.MAP_SHARED | _POPULATE)
         if self._layout != sizes:
-            whole = torch.frombuffer(self._memory, dtype=torch.uint8)
+            whole = torch.frombuffer(self._memory, dtype=torch.uint8, offset=_CARD)
             self._views, self._layout = [whole[start:start + size] for start, size in _offsets(sizes)], sizes
 
 

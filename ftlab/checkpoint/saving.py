@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ class SaveOrder:
     epoch: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     taken: float = 0.0  # when the snapshot was taken, on the monotonic clock
+    generation: int = 0  # of the ranks that save together
 
     @property
     def name(self) -> str:
@@ -43,14 +44,18 @@ class SaveOrder:
         return asdict(self)
 
 
-def persist(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, timeout_s: float) -> list[str]:
-    """Write a snapshot, commit it if this rank is the one that commits, then retain; the names that were removed."""
+def persist(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, timeout_s: float,
+            over: Callable[[], bool] = lambda: False) -> list[str]:
+    """Write a snapshot, commit it if this rank is the one that commits, then retain; the names that were removed.
+
+    `over` tells that the ranks which save together are not all there any more: waiting for their shards is in vain.
+    """
     shard = vault.write_shard(order.name, order.rank, data[:order.bytes], order.header_bytes)
     if order.rank != 0:
         vault.storage.write(order.name, _card(order.rank), [json.dumps(asdict(shard)).encode()])
         vault.storage.sync(order.name)
         return []
-    shards = [shard, *_others(vault, order, time.monotonic() + timeout_s)]
+    shards = [shard, *_others(vault, order, time.monotonic() + timeout_s, over)]
     vault.commit(order.name, Manifest(step=order.step, world=order.world, shards=tuple(shards), epoch=order.epoch,
                                       metrics=dict(order.metrics), created=time.time(), writer="ftlab"))
     return vault.retain(keep)
@@ -66,11 +71,11 @@ def await_commit(vault: Vault, name: str, timeout_s: float) -> None:
         time.sleep(_LOOK_S)
 
 
-def _others(vault: Vault, order: SaveOrder, deadline: float) -> list[Shard]:
+def _others(vault: Vault, order: SaveOrder, deadline: float, over: Callable[[], bool]) -> list[Shard]:
     """The shards of the other ranks, once all are there."""
     wanted = [_card(rank) for rank in range(1, order.world)]
     while missing := sorted(set(wanted) - set(vault.storage.files(order.name))):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or over():
             raise CheckpointError(f"{order.name} has {order.world - len(missing)} of {order.world} shards: "
                                   f"{', '.join(missing)} did not come", hint="a rank died, or the folder is not shared")
         time.sleep(_LOOK_S)

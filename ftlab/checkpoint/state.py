@@ -47,6 +47,13 @@ class TrainingState:
         state.parts, state.step = {name: _bare(part) for name, part in parts.items()}, step
         return state
 
+    def rebuild(self, parts: Mapping[str, Any]) -> None:
+        """Take parts that were built anew for the ones of their names; they are at step 0."""
+        for name, part in parts.items():
+            _require_protectable(name, part)
+        self.parts = {**self.parts, **parts}
+        self.step, self._marked, self._in_step = 0, None, False
+
     @property
     def sharded(self) -> bool:
         """Whether each rank holds only a part of the parameters."""

@@ -114,7 +114,7 @@ def unpack(packed: Packed) -> Any:
 
 
 def digest(tree: Any) -> str:
-    """SHA-256 over structure, names, types and bits of a tree."""
+    """SHA-256 over structure, names, types and bits of a tree; with sharded tensors all ranks must ask for it."""
     sha = hashlib.sha256()
     _feed(sha, tree)
     return sha.hexdigest()
@@ -155,7 +155,8 @@ def _rebuild(value: Any, change: Any) -> Any:
 def _feed(sha: Any, value: Any) -> None:
     """Every value with its type and its length, so that no two trees run into the same bytes."""
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous()
+        whole: Any = value.detach()
+        flat = (whole.full_tensor() if is_sharded(value) else whole).cpu().contiguous()
         _feed_bytes(sha, "tensor", f"{flat.dtype}{tuple(flat.shape)}".encode())
         sha.update(flat.reshape(-1).view(torch.uint8).numpy().data if flat.numel() else b"")
     elif isinstance(value, dict):

@@ -97,10 +97,10 @@ class BackgroundWriter:
 
 
 def write_and_report(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, timeout_s: float,
-                     report: Report) -> CheckpointError | None:
+                     report: Report, over: Callable[[], bool] = lambda: False) -> CheckpointError | None:
     """Persist a snapshot and say how that went; the error, if there was one."""
     try:
-        removed = persist(vault, order, data, keep=keep, timeout_s=timeout_s)
+        removed = persist(vault, order, data, keep=keep, timeout_s=timeout_s, over=over)
     except Exception as error:  # the outer edge of a thread: training must not die of a full disk
         problem = error if isinstance(error, CheckpointError) else CheckpointError(f"{type(error).__name__}: {error}")
         log.warning("[step=%d] the checkpoint was not saved: %s", order.step, problem)

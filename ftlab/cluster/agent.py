@@ -27,7 +27,6 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from ftlab import messages
-from ftlab.checkpoint.arena import Slot
 from ftlab.checkpoint.saving import SaveOrder
 from ftlab.cluster.forks import describe_exit
 from ftlab.cluster.forkserver import request_worker
@@ -65,7 +64,6 @@ class _Worker:
     pid: int = 0
     reported: bool = False  # it said itself why it ends
     urgent: bool = False  # its next step is reported at once
-    slots: tuple[Slot, ...] = ()  # its snapshots' memory
 
 
 class NodeAgent:
@@ -86,7 +84,7 @@ class NodeAgent:
         self._steps: list[dict[str, Any]] = []  # not yet in the controller's journal
         self._output: list[list[Any]] = []
         self._outbox: list[messages.Message] = []
-        self._keeper = Keeper()
+        self._keeper = Keeper(identity.address, identity.token)
         self._watch: int | None = None
         self._over = asyncio.Event()
 
@@ -122,7 +120,8 @@ class NodeAgent:
                                        max_message_size=MAX_MESSAGE_BYTES)
         await link.write_message(messages.dumps(messages.Hello(
             node=self.identity.name, address=self.identity.address, pid=os.getpid(), instance=self._instance,
-            job=self._job, workers=[worker.to_dict() for worker in self._progress()])))
+            job=self._job, workers=[worker.to_dict() for worker in self._progress()],
+            replica_port=self._keeper.port)))
         return link
 
     def _request(self, path: str, **options: Any) -> HTTPRequest:
@@ -156,7 +155,11 @@ class NodeAgent:
                 self._end_workers()
                 self._steps = []  # of a job that is over
             case messages.ToWorkers():
+                if message.body.get("kind") == "Terminate":
+                    self._keeper.ended(int(message.body["generation"]))
                 self._tell_workers(message)
+            case messages.Buddy():
+                self._keeper.buddy = message
             case messages.Watch():
                 self._watch = message.step
                 self._tell_workers(messages.ToWorkers(job=self._job, body=messages.encode(message)))
@@ -220,12 +223,11 @@ class NodeAgent:
         worker = _Worker(local_rank, message.job, message.run, mine, reading,
                          OutputFilter(logs / f"{self.identity.name}-{local_rank}.log" if logs else None))
         settings = message.spec["config"].get("checkpoint")
-        worker.slots = self._keeper.open(message.job, settings) if settings else ()
-        kept = self._keeper.recall(message.job, local_rank)
+        slots = self._keeper.open(message.job, local_rank, settings) if settings else []
         spec = WorkerSpec(node=self.identity.name, local_rank=local_rank, code=code, path=message.spec["path"],
-                          config=message.spec["config"], job=message.job, memory=kept.facts() if kept else None)
-        memory = [slot.fd for slot in worker.slots] + ([kept.slot.fd] if kept else [])
-        request_worker(self._forkserver, spec, theirs, writing, memory, self._forkserver_pid)
+                          config=message.spec["config"], job=message.job,
+                          busy=self._keeper.busy(message.job, local_rank))
+        request_worker(self._forkserver, spec, theirs, writing, [slot.fd for slot in slots], self._forkserver_pid)
         theirs.close()
         os.close(writing)
         self._workers[local_rank] = worker
@@ -285,17 +287,18 @@ class NodeAgent:
                                      data={"blocking_s": message.blocking_s, "bytes": order.bytes}))
         loop = asyncio.get_running_loop()
 
-        def tell(done: messages.Message) -> None:
-            loop.call_soon_threadsafe(self._on_kept, worker, done)
+        def tell(news: messages.Message) -> None:
+            loop.call_soon_threadsafe(self._on_kept, worker.local_rank, news)
 
-        self._keeper.keep(worker.job, worker.local_rank, worker.slots[message.slot], message.slot, order, tell)
+        self._keeper.keep(worker.job, worker.local_rank, message.slot, order, tell)
 
-    def _on_kept(self, worker: _Worker, message: messages.Message) -> None:
-        if isinstance(message, messages.Saved):
-            with contextlib.suppress(OSError):  # it may be gone; its snapshot was saved all the same
-                worker.control.send_bytes(messages.dumps(message))
-        else:
-            self._pass_on(message)
+    def _on_kept(self, local_rank: int, news: messages.Message) -> None:
+        worker = self._workers.get(local_rank)  # perhaps not the one that took the snapshot
+        if not isinstance(news, messages.Saved):
+            self._pass_on(news)
+        elif worker is not None:
+            with contextlib.suppress(OSError):
+                worker.control.send_bytes(messages.dumps(news))
 
     def _on_output(self, worker: _Worker) -> None:
         try:

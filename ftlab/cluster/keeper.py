@@ -1,7 +1,8 @@
-"""A node's memory checkpoints: the snapshots of its workers, held by the agent and written to storage one by one.
+"""A node's memory checkpoints: its workers' snapshots and replicas of another node's, held by the agent.
 
-The agent maps the same memory as the worker, so a snapshot outlives the worker that took it: it is still written, and
-a worker that is started again on this node can have it back.
+The agent maps the same memory as the worker, so a snapshot outlives the worker that took it: it is still written to
+storage, and a worker that is started again on this node finds it. A snapshot is labelled with its digest, then sent to
+the node's buddy, then written, one at a time, by the keeper's own thread.
 """
 
 from __future__ import annotations
@@ -21,76 +22,116 @@ from ftlab.checkpoint.saving import SaveOrder
 from ftlab.checkpoint.storage import open_storage
 from ftlab.checkpoint.vault import Vault
 from ftlab.checkpoint.writer import write_and_report
+from ftlab.cluster.replicas import ReplicaServer, send_replica
 from ftlab.config import CheckpointConfig
 
+OWN = 2  # slots of a worker's own snapshots; as many hold replicas
 Tell = Callable[[messages.Message], None]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A snapshot in memory whose digest is known."""
+class _Order:
+    """A snapshot to be labelled, sent and written."""
 
-    slot: Slot
-    order: SaveOrder
-    digest: str
-
-    def facts(self) -> dict[str, Any]:
-        """For the worker that gets it back."""
-        return {**self.order.to_dict(), "digest": self.digest}
+    job: str
+    local_rank: int
+    slot: int
+    save: SaveOrder
+    tell: Tell
+    life: int
 
 
 class Keeper:
-    """Holds and writes the snapshots of one node's workers; `tell` hears of each from the keeper's own thread."""
+    """Holds, replicates and writes the snapshots of one node's workers; `tell` is called from the keeper's thread."""
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], Kept] = {}  # the newest of each worker
+    def __init__(self, address: str, token: str) -> None:
+        self._address, self._token = address, token
+        self._slots: dict[tuple[str, int], list[Slot]] = {}
         self._configs: dict[str, CheckpointConfig] = {}
         self._vaults: dict[str, Vault] = {}
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._busy: set[tuple[str, int, int]] = set()
+        self._over = 0  # the newest generation that has ended
         self._life = 0  # of this node: what an earlier one ordered is not written any more
+        self._server: ReplicaServer | None = None
+        self.buddy = messages.Buddy()
 
-    def open(self, job: str, settings: Mapping[str, Any]) -> tuple[Slot, Slot]:
-        """Memory for a worker's snapshots."""
+    @property
+    def port(self) -> int:
+        """Where this node takes replicas."""
+        if self._server is None:
+            self._server = ReplicaServer(self._address, self._token, self._slot_for)
+            threading.Thread(target=self._run, name="ftlab-keeper", daemon=True).start()
+        return self._server.port
+
+    def open(self, job: str, local_rank: int, settings: Mapping[str, Any]) -> list[Slot]:
+        """The memory of a worker: what an earlier one left is still there."""
+        for old in [key for key in self._slots if key[0] != job]:
+            for slot in self._slots.pop(old):
+                slot.close()
         self._configs[job] = CheckpointConfig(**settings)
-        return Slot(), Slot()
+        return self._slots.setdefault((job, local_rank), [Slot() for _ in range(2 * OWN)])
 
-    def recall(self, job: str, local_rank: int) -> Kept | None:
-        """The newest snapshot that a worker of this job left here."""
-        return self._kept.get((job, local_rank))
+    def busy(self, job: str, local_rank: int) -> list[int]:
+        """A worker's slots that are still being written."""
+        return [slot for slot in range(OWN) if (job, local_rank, slot) in self._busy]
 
-    def keep(self, job: str, local_rank: int, slot: Slot, number: int, order: SaveOrder, tell: Tell) -> None:
-        """Hold a snapshot and have it written."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ftlab-keeper", daemon=True)
-            self._thread.start()
-        life = self._life
-        self._orders.put(lambda: self._write(job, local_rank, slot, number, order, tell, life))
+    def keep(self, job: str, local_rank: int, slot: int, save: SaveOrder, tell: Tell) -> None:
+        """Have a snapshot labelled, replicated and written."""
+        self._busy.add((job, local_rank, slot))
+        self._orders.put(_Order(job, local_rank, slot, save, tell, self._life))
+
+    def ended(self, generation: int) -> None:
+        """Ranks of this generation do not save together any more."""
+        self._over = max(self._over, generation)
 
     def drop(self) -> None:
         """Forget everything: this node starts over as a new one."""
         self._life += 1
-        self._kept.clear()
+        self.buddy = messages.Buddy()
+        for slots in self._slots.values():
+            for slot in slots:
+                slot.wipe()
 
     def _run(self) -> None:
         while True:
-            self._orders.get()()
+            order = self._orders.get()
+            ok = order.life == self._life and self._keep(order)
+            self._busy.discard((order.job, order.local_rank, order.slot))
+            order.tell(messages.Saved(slot=order.slot, seconds=round(time.monotonic() - order.save.taken, 4), ok=ok))
 
-    def _write(self, job: str, local_rank: int, slot: Slot, number: int, order: SaveOrder, tell: Tell,
-               life: int) -> None:
-        data = slot.view(order.bytes)
-        if life == self._life:
-            self._kept[job, local_rank] = Kept(slot, order, xxhash.xxh3_128(data).hexdigest())
-        config = self._configs[job]
+    def _keep(self, order: _Order) -> bool:
+        slots, save = self._slots.get((order.job, order.local_rank)), order.save
+        if slots is None:
+            return False  # of a job that is over
+        slot = slots[order.slot]
+        data = slot.view(save.bytes)
+        card = {**save.to_dict(), "job": order.job, "local_rank": order.local_rank,
+                "digest": xxhash.xxh3_128(data).hexdigest()}
+        slot.label(card)
+        self._replicate(order, card, data)
+        config = self._configs[order.job]
 
         def report(event: str, *, step: int, **facts: Any) -> None:
-            tell(messages.Noted(job=job, event=event, step=step, data=facts))
+            order.tell(messages.Noted(job=order.job, event=event, step=step, data=facts))
 
-        problem = None
-        if life == self._life:
-            problem = write_and_report(self._vault(config), order, data, keep=config.keep_last_n,
-                                       timeout_s=config.timeout_s, report=report)
-        tell(messages.Saved(slot=number, seconds=round(time.monotonic() - order.taken, 4), ok=problem is None))
+        return write_and_report(self._vault(config), save, data, keep=config.keep_last_n, timeout_s=config.timeout_s,
+                                report=report, over=lambda: save.generation <= self._over) is None
+
+    def _replicate(self, order: _Order, card: dict[str, Any], data: memoryview) -> None:
+        buddy = self.buddy
+        if not buddy.address or order.save.world == 1:
+            return  # every other rank is a live replica
+        begin = time.monotonic()
+        sent = send_replica(buddy.address, buddy.port, self._address, self._token, card, data)
+        order.tell(messages.Noted(job=order.job, event="checkpoint.replicated", step=order.save.step,
+                                  data={"ok": sent, "to": buddy.address, "bytes": order.save.bytes,
+                                        "seconds": round(time.monotonic() - begin, 4)}))
+
+    def _slot_for(self, card: dict[str, Any]) -> Slot | None:
+        """Where another node's snapshot goes: over the older of the two that are here."""
+        guests = self._slots.get((str(card["job"]), int(card["local_rank"])), [])[OWN:]
+        return min(guests, key=lambda slot: (slot.card() or {"taken": -1.0})["taken"]) if guests else None
 
     def _vault(self, config: CheckpointConfig) -> Vault:
         url = config.url()

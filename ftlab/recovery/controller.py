@@ -345,8 +345,15 @@ class Controller:
             for worker in node.workers.values():
                 worker.place, worker.since = messages.Place.RECOVERING, begin  # the old place is the old world's
             node.send(messages.ToWorkers(job=job.id, body=body))
+        self._pair(nodes)
         job.status, record.seated = RESTORING, time.monotonic()
         record.span("continue", begin, record.seated)
+
+    def _pair(self, nodes: list[NodeView]) -> None:
+        """Every node has its snapshots replicated by the next one."""
+        for node, buddy in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
+            alone = buddy is node or not buddy.replica_port
+            node.send(messages.Buddy() if alone else messages.Buddy(address=buddy.address, port=buddy.replica_port))
 
     def _restored(self, job: Job) -> None:
         record, job.recovery, job.status = job.recovery, None, RUNNING

@@ -82,6 +82,7 @@ class Roster:
                             reason="it was declared dead: it starts over as a new node",
                             refused=[worker for worker in hello.workers if worker.get("generation")])
         node.address, node.pid, node.instance = hello.address, hello.pid, hello.instance
+        node.replica_port = hello.replica_port
         node.link, node.drop_link, node.heard, node.verdict = link, drop_link, time.monotonic(), Verdict.ALIVE
         node.job = "" if fresh else hello.job
         if fresh:

@@ -67,6 +67,7 @@ class NodeView:
     address: str = ""
     pid: int = 0
     instance: str = ""
+    replica_port: int = 0
     link: Callable[[messages.Message], None] | None = None
     drop_link: Callable[[str], None] | None = None
     heard: float = 0.0

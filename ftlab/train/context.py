@@ -28,6 +28,7 @@ from ftlab.errors import ConfigError
 from ftlab.messages import RESERVED_VALUES, Place
 from ftlab.train.ddp import ElasticDDP
 from ftlab.train.session import Session
+from ftlab.train.sharded import Build, ShardedJob, ShardedParts
 from ftlab.train.status import StatusPage
 
 
@@ -92,6 +93,14 @@ class TrainContext:
         """The module under DistributedDataParallel, wrapped anew in each generation."""
         return ElasticDDP(module, self._session, options)
 
+    def sharded(self, build: Build) -> ShardedParts:
+        """Parts that are spread over the ranks (FSDP2): `build(mesh)` makes them, anew in each generation, and returns
+        them as a dict; use them as attributes of what this returns, inside the loop only."""
+        if self.config.exact:
+            raise ConfigError("exact=True needs whole gradients on every rank: it does not go with ctx.sharded")
+        self._session.sharded = ShardedJob(build, self.config.seed)
+        return self._session.sharded.parts
+
     def sampler(self, size: int, global_batch: int, *, seed: int | None = None, shuffle: bool = True) -> GlobalSampler:
         """Sample ids for each step as a function of seed and step, cut to this rank's share."""
         self._batch = global_batch
@@ -102,7 +111,7 @@ class TrainContext:
 
     def steps(self, total: int) -> Iterator[int]:
         """The numbers of the steps still to do, up to `total`; a step that failed comes again."""
-        if not self._state.modules:
+        if not self._state.modules and self._session.sharded is None:
             raise ConfigError("nothing is protected",
                               hint="ctx.protect(model=model, optimizer=optimizer) before the loop")
         self._running = True
@@ -126,6 +135,9 @@ class TrainContext:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute gradients and average them over the group, weighted by each rank's share of the global batch."""
+        if self._session.sharded is not None:  # FSDP averages the gradients while it computes them
+            (loss * (self._weight(self._piece) * self._session.world)).backward()
+            return
         if self._held is None:
             self._hold_gradients()
         piece, wrapped = self._piece, ElasticDDP.in_use(self._session)

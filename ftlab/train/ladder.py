@@ -15,26 +15,31 @@ from ftlab.checkpoint.reading import MemoryReader, ShardReader
 from ftlab.checkpoint.restoring import put, restore
 from ftlab.checkpoint.state import TrainingState
 from ftlab.checkpoint.storage import open_storage
+from ftlab.checkpoint.tree import Packed
 from ftlab.checkpoint.vault import Entry, Vault
 from ftlab.config import CheckpointConfig
 from ftlab.errors import CheckpointDamaged, StateLost
 
 Note = tuple[str, int, dict[str, Any]]  # event, step, facts
+Card = dict[str, Any]
 
 
 class Ladder:
-    """The rungs below the live replicas, for one worker."""
+    """The rungs below the live replicas, for one worker. `files` are this worker's two slots and two with replicas."""
 
-    def __init__(self, config: CheckpointConfig | None, job: str, memory: dict[str, Any] | None,
-                 files: Sequence[int]) -> None:
-        self.config, self.job = config, job
-        self.files = list(files[:2])  # for this worker's own snapshots
-        self._memory, self._kept = memory, files[2] if memory and len(files) > 2 else None
+    def __init__(self, config: CheckpointConfig | None, job: str, files: Sequence[int], busy: Sequence[int]) -> None:
+        self.config, self.job, self.busy = config, job, list(busy)
+        self.slots = [Slot(fd) for fd in files]
+
+    def cards(self) -> list[Card]:
+        """What lies in this node's memory for this worker: its own earlier snapshots, and another rank's."""
+        found = [(index, slot.card()) for index, slot in enumerate(self.slots)]
+        return [{**card, "slot": index} for index, card in found if card is not None and card["job"] == self.job]
 
     @property
     def memory_step(self) -> int:
-        """The step of the snapshot that an earlier worker left in this node's memory; -1 if there is none."""
-        return int(self._memory["step"]) if self._memory and self._kept is not None else -1
+        """The step of the newest whole snapshot in this node's memory; -1 if there is none."""
+        return max((int(card["step"]) for card in self.cards() if card["world"] == 1), default=-1)
 
     def choose(self, kept: Sequence[int], trained: bool) -> tuple[list[int], str]:
         """The ranks that load and the rung they load from; the same answer on every rank."""
@@ -52,46 +57,55 @@ class Ladder:
         """Load from a rung; what is to be noted. A job that has `trained` must not begin anew unsaid."""
         notes: list[Note] = []
         if rung == "memory":
+            card = max((card for card in self.cards() if card["world"] == 1), key=lambda card: int(card["step"]))
             try:
-                return [self._load_memory(state)]
-            except CheckpointDamaged as error:  # it was being filled when its worker died
-                notes.append(("checkpoint.damaged", self.memory_step, {"name": "memory", "reason": error.message}))
+                put([read_card(card, self.slots[card["slot"]].view(card["bytes"]))], state, "the snapshot in memory")
+                return [("checkpoint.recalled", card["step"], {"bytes": card["bytes"]})]
+            except CheckpointDamaged as error:
+                notes.append(("checkpoint.damaged", card["step"], {"name": "memory", "reason": error.message}))
         return [*notes, *self._load_storage(state, trained)]
 
-    def _load_memory(self, state: TrainingState) -> Note:
-        assert self._memory is not None and self._kept is not None
-        order, where = self._memory, "the snapshot in memory"
-        shard = Shard(file="memory", rank=order["rank"], bytes=order["bytes"], header_bytes=order["header_bytes"],
-                      digest=order["digest"])
-        reader = MemoryReader(Slot(self._kept).view(shard.bytes))
-        put([ShardReader(reader, shard, where).read()], state, where)
-        return "checkpoint.recalled", order["step"], {"bytes": shard.bytes}
-
     def _load_storage(self, state: TrainingState, trained: bool) -> list[Note]:
-        assert self.config is not None
-        vault = Vault(open_storage(self.config.url()))
         notes: list[Note] = []
-        for entry in self._candidates(vault):
+        for entry in self.candidates():
             try:
-                manifest = restore(vault, entry.name, state)
+                manifest = restore(self.vault, entry.name, state)
                 return [*notes, ("checkpoint.loaded", manifest.step, {"name": entry.name})]
             except CheckpointDamaged as error:
-                notes.append(_set_aside(vault, entry, error.message))
-        if trained:
-            raise StateLost("no rank holds a committed step any more, and there is no good checkpoint",
-                            seen="; ".join(str(facts["reason"]) for _, _, facts in notes) or vault.storage.url)
+                notes.append(self.set_aside(entry, error.message))
+        self.require_fresh(trained, notes)
         return notes
 
-    def _candidates(self, vault: Vault) -> list[Entry]:
+    def require_fresh(self, trained: bool, notes: Sequence[Note]) -> None:
+        """Raise StateLost if the job cannot begin anew."""
+        if trained:
+            raise StateLost("no rank holds a committed step any more, and there is no good checkpoint",
+                            seen="; ".join(str(facts["reason"]) for _, _, facts in notes) or self.vault.storage.url)
+
+    @property
+    def vault(self) -> Vault:
+        """The job's checkpoints in storage."""
+        assert self.config is not None
+        return Vault(open_storage(self.config.url()))
+
+    def candidates(self) -> list[Entry]:
         """What may be loaded, the newest first: a job that was not to resume has only its own checkpoints."""
         assert self.config is not None
+        vault = self.vault
         entries = [entry for entry in vault.entries() if entry.status in ("good", "damaged")]
         own = [entry for entry in entries if f"-{self.job}" in entry.name]
         if self.config.resume is True:
             return entries
         return own if self.config.resume is False else [*own, vault.find(self.config.resume)]
 
+    def set_aside(self, entry: Entry, reason: str) -> Note:
+        """Mark a damaged checkpoint; what is to be noted."""
+        marked = self.vault.set_aside(entry.name, reason)
+        return "checkpoint.damaged", entry.step, {"name": entry.name, "reason": reason, "marked": marked}
 
-def _set_aside(vault: Vault, entry: Entry, reason: str) -> Note:
-    marked = vault.set_aside(entry.name, reason)
-    return "checkpoint.damaged", entry.step, {"name": entry.name, "reason": reason, "marked": marked}
+
+def read_card(card: Card, data: memoryview) -> Packed:
+    """A snapshot in memory, verified; raises CheckpointDamaged."""
+    shard = Shard(file="memory", rank=card["rank"], bytes=card["bytes"], header_bytes=card["header_bytes"],
+                  digest=card["digest"])
+    return ShardReader(MemoryReader(data), shard, "the snapshot in memory").read()

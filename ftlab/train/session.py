@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,10 @@ from ftlab.elastic.group import Group, GroupSevered
 from ftlab.errors import FtlabError, ModelMismatch
 from ftlab.membership import RankTable
 from ftlab.messages import Place
-from ftlab.train.ladder import Ladder
+from ftlab.train.ladder import Ladder, Note
 from ftlab.train.link import WorkerLink
 from ftlab.train.saver import Saver
+from ftlab.train.sharded import ShardedJob
 from ftlab.train.status import StatusPage
 
 
@@ -45,7 +46,9 @@ class Session:
 
     def __init__(self, link: WorkerLink, page: StatusPage, node: str, local_rank: int, ladder: Ladder) -> None:
         self.link, self.page, self.node, self.local_rank, self.ladder = link, page, node, local_rank, ladder
-        self.saver = Saver(ladder.config, link, ladder.job, ladder.files) if ladder.config else None
+        own = ladder.slots[:len(ladder.slots) // 2]  # the others hold replicas
+        self.saver = Saver(ladder.config, link, ladder.job, own, ladder.busy) if ladder.config else None
+        self.sharded: ShardedJob | None = None  # set by ctx.sharded
         self.state = TrainingState()
         self.group: Group | None = None
         self.table: RankTable | None = None
@@ -185,6 +188,9 @@ class Session:
             raise GroupSevered(f"rank table of generation {table.generation} differs between members")
 
     def _synchronise(self) -> None:
+        if self.sharded is not None:
+            self._synchronise_sharded(self.sharded)
+            return
         with self._span("strategy"):
             holders, receivers = self._strategy()
         if self.rank in holders:
@@ -197,6 +203,18 @@ class Session:
             elif self.rank == receiver:
                 self._receive_state(sender)
         self._holds = self.synchronised = True
+
+    def _synchronise_sharded(self, job: ShardedJob) -> None:
+        with self._span("strategy"):
+            job.build(self.state, self.world)
+        with self._span("load_data"):
+            self.source, notes = job.restore(self.state, self.ladder, self.rank, self.world, self._trained)
+        self._tell(notes)
+        self._holds = self.synchronised = True
+
+    def _tell(self, notes: Sequence[Note]) -> None:
+        for event, step, facts in notes:
+            self.link.send(messages.Noted(job=self.ladder.job, event=event, step=step, data=facts))
 
     def _strategy(self) -> tuple[list[int], list[int]]:
         """Who holds the newest committed step, who needs it; the same answer on every rank."""
@@ -219,8 +237,7 @@ class Session:
     def _climb_down(self) -> None:
         """Nobody lives who holds the state: take it from the rung that was chosen."""
         if self.source in ("memory", "storage"):
-            for event, step, facts in self.ladder.load(self.source, self.state, self._trained):
-                self.link.send(messages.Noted(job=self.ladder.job, event=event, step=step, data=facts))
+            self._tell(self.ladder.load(self.source, self.state, self._trained))
 
     def _explain_mismatch(self, signature: list[list[object]]) -> None:
         everyone: list[list[list[object]] | None] = [None] * self.world

@@ -10,7 +10,7 @@ import base64
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,7 +18,7 @@ import cloudpickle
 
 from ftlab import messages
 from ftlab.config import JobConfig
-from ftlab.errors import FtlabError
+from ftlab.errors import FtlabError, StateLost
 from ftlab.messages import Place
 from ftlab.train.context import TrainContext
 from ftlab.train.ladder import Ladder
@@ -40,14 +40,14 @@ class WorkerSpec:
     path: list[str]  # the notebook's sys.path
     config: dict[str, Any]  # JobConfig
     job: str = ""
-    memory: dict[str, Any] | None = None  # the snapshot that an earlier worker left in this node's memory: a SaveOrder
+    busy: list[int] = field(default_factory=list)  # slots of its memory that are still being written
 
 
 def run_worker(spec: WorkerSpec, connection: Connection, page: StatusPage, memory: list[int]) -> int:
     """The whole life of a worker; returns its exit code. `memory` holds the files for its snapshots."""
     link = WorkerLink(connection)
     config = JobConfig.from_dict(spec.config)
-    ladder = Ladder(config.checkpoint, spec.job, spec.memory, memory)
+    ladder = Ladder(config.checkpoint, spec.job, memory, spec.busy)
     session = Session(link, page, spec.node, spec.local_rank, ladder)
     set_trap(page)
     link.start()
@@ -88,12 +88,27 @@ def _train(spec: WorkerSpec, session: Session, page: StatusPage, config: JobConf
     if session.saver is not None:
         session.saver.finish(session)
     result, problem = _pack_result(value)
-    digest = session.state.digest()
+    digest = _digest(session)
     while True:  # stay as a live replica until all ranks are done
         page.move(Place.FINISHED)
         session.link.send(messages.Finished(generation=session.generation, step=session.state.step, digest=digest,
                                             result=result, error=problem))
         session.wait_out()
+
+
+def _digest(session: Session) -> str:
+    """Of the final state; with sharded state all ranks take part, and may have to recover once more for it."""
+    step = session.state.step
+    while True:
+        try:
+            return session.state.digest()
+        except Exception as error:
+            if not session.lost(error):
+                raise
+        session.join()
+        if session.state.step < step:
+            raise StateLost(f"a rank was lost after the train function had returned, and only step "
+                            f"{session.state.step} of {step} could be had back")
 
 
 def _pack_result(value: Any) -> tuple[str, str]:

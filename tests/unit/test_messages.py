@@ -27,6 +27,7 @@ EXAMPLES: list[Message] = [
     messages.RunJob(job="j", run="r", spec={"config": {}, "path": []}, local_ranks=[0, 1]),
     messages.EndJob(job="j"),
     messages.ToWorkers(job="j", body=encode(messages.Release())),
+    messages.Buddy(address="127.0.1.3", port=4000),
     messages.Watch(step=4),
     messages.Parked(seconds=0.25),
     messages.Stopped(generation=1, step=2, at=3.5, reason="told to"),
