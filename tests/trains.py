@@ -199,3 +199,52 @@ def greets(ctx: Any) -> str:
         with ctx.step():
             print(f"hello from rank {ctx.rank} of {ctx.world_size}")
     return ctx.node
+
+
+def sharded(ctx: Any, steps: int = 40, step_s: float = 0.01, build_fails: bool = False) -> dict[str, Any]:
+    """A model under FSDP2: every rank holds a part of it."""
+    from torch.distributed.fsdp import fully_shard
+
+    x, y = _data()
+
+    def build(mesh: Any) -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 8))
+        fully_shard(model, mesh=mesh)
+        return {"net": model} if build_fails else {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+
+    parts = ctx.sharded(build)
+    data = ctx.sampler(len(x), global_batch=48, seed=5)
+    for step in ctx.steps(steps):
+        with ctx.step():
+            ids = data.indices(step)
+            loss = nn.functional.cross_entropy(parts.model(x[ids]), y[ids])
+            ctx.backward(loss)
+            parts.optimizer.step()
+            parts.optimizer.zero_grad()
+            time.sleep(step_s)
+            ctx.report(loss=loss)
+    return {"rank": ctx.rank, "world": ctx.world_size}
+
+
+def dies_after_a_snapshot(ctx: Any, folder: str, steps: int = 40, at: int = 20) -> int:
+    """Rank 0 kills itself right after the commit in which its snapshot of step `at` was taken."""
+    import os
+    import signal
+    from pathlib import Path
+
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ctx.protect(model=model, optimizer=optimizer)
+    x, y = _data()
+    data = ctx.sampler(len(x), global_batch=48)
+    for step in ctx.steps(steps):
+        mark = Path(folder) / "died"
+        if step == at and ctx.rank == 0 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        with ctx.step():
+            ids = data.indices(step)
+            ctx.backward(nn.functional.cross_entropy(model(x[ids]), y[ids]))
+            optimizer.step()
+            optimizer.zero_grad()
+    return ctx.rank

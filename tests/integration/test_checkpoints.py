@@ -1,0 +1,228 @@
+"""Jobs that save: what is lost with a worker, a node, all nodes, and what happens when storage fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ftlab
+from ftlab import CheckpointConfig, faults
+from ftlab.cluster.job import Job
+from ftlab.errors import ConfigError, NoCheckpoint, StateLost
+from tests import trains
+from tests.conftest import require
+from tests.contract.conftest import _CREDENTIALS, Server
+
+GENEROUS = {"node": 50, "crash": 50}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ftlab.Cluster]:
+    with ftlab.Cluster(nodes=3, spares=1, echo=None) as cluster:
+        yield cluster
+
+
+def _saving(folder: Path, every: int | str = 5, **more: object) -> CheckpointConfig:
+    return CheckpointConfig(directory=str(folder), every=every, **more)  # type: ignore[arg-type]
+
+
+def _steps(job: Job, kind: str) -> list[int]:
+    return [event.step or 0 for event in job.events if event.kind == kind]
+
+
+# ---- what comes back from where ----------------------------------------------------------------------------
+
+
+def test_the_agent_writes_the_snapshot_of_a_worker_that_is_killed_right_after_it(cluster, tmp_path):
+    job = cluster.submit(trains.dies_after_a_snapshot, str(tmp_path), checkpoint=_saving(tmp_path / "run", 20))
+    job.result(timeout=90)
+    failed = next(event for event in job.events if event.kind == "worker.failed")
+    committed = next(event for event in job.events if event.kind == "checkpoint.committed")
+    assert committed.step == 20 and failed.step == 20
+    assert _steps(job, "checkpoint.loaded") == [] and _steps(job, "checkpoint.recalled") == [], "the others live"
+
+
+def test_when_all_workers_die_their_nodes_memory_brings_the_state_back(cluster, tmp_path):
+    twin = cluster.submit(trains.everything, steps=60).result(timeout=90)
+    job = cluster.submit(trains.everything, steps=60, checkpoint=_saving(tmp_path, 10), budgets=GENEROUS)
+    job.wait_for_step(33)
+    pids = [worker["pid"] for node in cluster.status()["nodes"] for worker in node["workers"].values()]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    report = job.result(timeout=90)
+    assert report.facts["source"] == "memory" and report.facts["steps_lost"] <= 12
+    assert _steps(job, "checkpoint.recalled") and report.digest == twin.digest
+
+
+@pytest.mark.parametrize("fault", ["kill", "crash", "hang", "blackout"])
+def test_a_sharded_job_survives(cluster, tmp_path, fault):
+    options = {"steps": 40, "step_s": 0.02, "budgets": GENEROUS}
+    twin = cluster.submit(trains.sharded, checkpoint=_saving(tmp_path / "twin"), **options).result(timeout=90)
+    job = cluster.submit(trains.sharded, checkpoint=_saving(tmp_path / "run"), **options)
+    job.wait_for_step(18)
+    injection = cluster.inject(getattr(faults, fault)(*([] if fault == "blackout" else ["rank-1"])))
+    report = job.result(timeout=90)
+    assert injection.receipt["pids"] and report.facts["detection_s"] is not None
+    assert report.facts["source"] == {"crash": "memory", "blackout": "storage"}.get(fault, "replica")
+    assert report.facts["steps_lost"] <= 12 and report.digest == twin.digest
+    if fault == "hang":
+        cluster.order(do="resume", node=injection.target)
+
+
+def test_a_sharded_job_that_loses_two_neighbours_at_once_falls_back_to_storage(tmp_path):
+    with ftlab.Cluster(nodes=3, spares=2, echo=None) as cluster:
+        twin = cluster.submit(trains.sharded, checkpoint=_saving(tmp_path / "twin")).result(timeout=90)
+        job = cluster.submit(trains.sharded, step_s=0.03, checkpoint=_saving(tmp_path / "run"), budgets=GENEROUS)
+        job.wait_for_step(18)
+        cluster.inject(faults.kill("node-1"))
+        cluster.inject(faults.kill("node-2"))  # kept the replica of node-1's
+        report = job.result(timeout=90)
+        assert report.facts["source"] in ("storage", "replica") and report.digest == twin.digest
+        assert _steps(job, "checkpoint.loaded") or _steps(job, "checkpoint.recalled")
+
+
+def test_a_sharded_job_shrinks_and_its_shards_are_put_together_anew(tmp_path):
+    with ftlab.Cluster(nodes=3, spares=0, replace=False, echo=None) as cluster:
+        job = cluster.submit(trains.sharded, checkpoint=_saving(tmp_path), min_nodes=2, budgets=GENEROUS)
+        job.wait_for_step(18)
+        cluster.inject(faults.kill("rank-2"))
+        report = job.result(timeout=90)
+        assert report.facts["worlds"] == [3, 2] and report.facts["source"] == "replica"
+        assert {row["world"] for row in report.values.values()} == {2} and report.digest is not None
+
+
+def test_build_must_return_a_model(cluster):
+    with pytest.raises(ConfigError, match="must return a dict with a model"):
+        cluster.submit(trains.sharded, build_fails=True).result(timeout=60)
+
+
+# ---- resuming ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_goes_on_where_an_earlier_one_stopped_in_another_cluster(cluster, tmp_path):
+    whole = cluster.submit(trains.everything, steps=50).result(timeout=90)
+    cluster.submit(trains.everything, steps=27, checkpoint=_saving(tmp_path, 10)).result(timeout=90)
+    with ftlab.Cluster(nodes=3, spares=0, echo=None) as other:
+        job = other.submit(trains.everything, steps=50, checkpoint=_saving(tmp_path, 10))
+        report = job.result(timeout=90)
+    assert _steps(job, "checkpoint.loaded") == [27] and _steps(job, "step.committed") == list(range(28, 51))
+    assert report.digest == whole.digest
+
+
+def test_a_job_resumes_from_a_chosen_step_or_not_at_all(cluster, tmp_path):
+    whole = cluster.submit(trains.everything, steps=30, checkpoint=_saving(tmp_path, 10)).result(timeout=90)
+    chosen = cluster.submit(trains.everything, steps=30, checkpoint=_saving(tmp_path, 10, resume=20))
+    assert chosen.result(timeout=90).digest == whole.digest
+    assert _steps(chosen, "checkpoint.loaded") == [20] and _steps(chosen, "step.committed")[0] == 21
+    fresh = cluster.submit(trains.everything, steps=30, checkpoint=_saving(tmp_path, 10, resume=False))
+    assert fresh.result(timeout=90).digest == whole.digest
+    assert _steps(fresh, "checkpoint.loaded") == [] and _steps(fresh, "step.committed")[0] == 1
+
+
+def test_a_checkpoint_that_is_not_there_is_named(cluster, tmp_path):
+    with pytest.raises(NoCheckpoint, match="there is no checkpoint 7"):
+        cluster.submit(trains.plain, checkpoint=_saving(tmp_path, resume=7)).result(timeout=60)
+
+
+def test_a_blackout_before_the_first_checkpoint_loses_all_and_says_so(cluster, tmp_path):
+    job = cluster.submit(trains.plain, steps=500, checkpoint=_saving(tmp_path, 400))
+    job.wait_for_step(10)
+    cluster.inject(faults.blackout())
+    with pytest.raises(StateLost, match="no worker is left that holds step"):
+        job.result(timeout=60)
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"directory": "memory://x"}, "private to each process"), ({"directory": ""}, "no folder for checkpoints"),
+])
+def test_folders_that_cannot_work_are_refused(cluster, settings, words, monkeypatch):
+    monkeypatch.delenv("CHECKPOINT_DIR", raising=False)
+    with pytest.raises(ConfigError, match=words):
+        cluster.submit(trains.plain, checkpoint=CheckpointConfig(**settings))
+
+
+def test_the_folder_may_come_from_the_environment(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHECKPOINT_DIR", str(tmp_path / "run"))
+    cluster.submit(trains.plain, steps=10, checkpoint=CheckpointConfig(every=5)).result(timeout=60)
+    assert len(list((tmp_path / "run").glob("step-*/COMMIT"))) == 2
+
+
+# ---- storage that fails ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of its own, too small for many checkpoints."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True,
+                          text=True, check=False)
+    require("mounts", done.returncode == 0, f"cannot mount a small file system: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_stops_checkpoints_but_not_training(cluster, small_disk):
+    (small_disk / "ballast").write_bytes(bytes(4 << 20))
+    job = cluster.submit(trains.plain, steps=400, step_s=0.01, checkpoint=_saving(small_disk, 20))
+    failed = job.wait_for("checkpoint.failed", timeout=60)
+    assert "cannot write" in failed.data["reason"] and "No space left" in failed.data["seen"]
+    (small_disk / "ballast").unlink()
+    committed = job.wait_for("checkpoint.committed", timeout=60)
+    report = job.result(timeout=90)
+    assert report.facts["steps"] == 400 and (committed.step or 0) > (failed.step or 0)
+    assert report.facts["recoveries"] == 0, "training did not even stop"
+
+
+def test_storage_that_goes_read_only_stops_checkpoints_but_not_training(cluster, small_disk):
+    job = cluster.submit(trains.plain, steps=400, step_s=0.01, checkpoint=_saving(small_disk, 20))
+    job.wait_for("checkpoint.committed", timeout=60)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    failed = job.wait_for("checkpoint.failed", timeout=60)
+    assert "Read-only" in failed.data["seen"]
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    before = len(_steps(job, "checkpoint.committed"))
+    job.wait_for("checkpoint.committed", count=before + 1, timeout=60)
+    assert job.result(timeout=90).facts["recoveries"] == 0
+
+
+def test_storage_that_stops_answering_delays_checkpoints_but_not_training(tmp_path, monkeypatch):
+    server = Server(tmp_path / "log")
+    try:
+        for name, value in {**_CREDENTIALS, "AWS_ENDPOINT_URL": server.url}.items():
+            monkeypatch.setenv(name, value)
+        import s3fs
+        s3fs.S3FileSystem(skip_instance_cache=True).mkdir("ftlab-stuck")
+        with ftlab.Cluster(nodes=2, spares=0, echo=None) as cluster:
+            saving = CheckpointConfig(directory="s3://ftlab-stuck/run", every=20)
+            job = cluster.submit(trains.plain, steps=600, step_s=0.01, checkpoint=saving)
+            first = job.wait_for("checkpoint.committed", timeout=60)
+            server.process.send_signal(signal.SIGSTOP)
+            delayed = job.wait_for("checkpoint.delayed", timeout=60)
+            job.wait_for_step((delayed.step or 0) + 30)
+            server.process.send_signal(signal.SIGCONT)
+            report = job.result(timeout=120)
+            assert report.facts["steps"] == 600 and report.facts["recoveries"] == 0
+            assert max(_steps(job, "checkpoint.committed")) == 600 > (first.step or 0)
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+        server.close()
+
+
+def test_metrics_tell_of_checkpoints(cluster, tmp_path):
+    import urllib.request
+
+    cluster.submit(trains.plain, steps=20, checkpoint=_saving(tmp_path)).result(timeout=60)
+    deadline = time.monotonic() + 5
+    while True:
+        text = urllib.request.urlopen(f"{cluster.url}/metrics", timeout=5).read().decode()
+        if "ftlab_checkpoint_step 20.0" in text or time.monotonic() > deadline:
+            break
+    assert "ftlab_checkpoint_step 20.0" in text and 'ftlab_checkpoints_total{result="committed"}' in text
+    assert "ftlab_checkpoint_blocking_seconds_count" in text
