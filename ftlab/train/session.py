@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ftlab import messages
-from ftlab.checkpoint import tree
+from ftlab.checkpoint import ranks, tree
 from ftlab.checkpoint.state import TrainingState, differences
 from ftlab.elastic import transfer
 from ftlab.elastic.group import Group, GroupSevered
@@ -188,6 +188,8 @@ class Session:
             raise GroupSevered(f"rank table of generation {table.generation} differs between members")
 
     def _synchronise(self) -> None:
+        if self.ladder.config is not None and not self._trained:  # once, before the first step
+            ranks.check_shared(self.ladder.vault.storage, f"{self.ladder.job}{self.generation:x}")
         if self.sharded is not None:
             self._synchronise_sharded(self.sharded)
             return
