@@ -224,12 +224,8 @@ class Controller:
         holders = sum(worker.holds_state for node in self.roster.seated(job.plan) for worker in node.workers.values())
         return Snapshot(failures=failures, members=tuple(job.plan), spares=tuple(node.name for node in spares),
                         wanted=job.wanted, minimum=job.minimum, can_start=self.config.replace, step=job.ledger.step,
-                        holders=holders, saved=self._saved(job), procs_per_node=procs,
-                        repeats={node: count - 1 for node, count in job.repeats.items()})
-
-    def _saved(self, job: Job) -> int | None:
-        kept = [step for name, step in job.kept.items() if (node := self.roster.get(name)) and node.alive]
-        return max([*kept, *([job.saved] if job.saved is not None else [])], default=None)
+                        holders=holders, saved=job.newest_saved([node.name for node in self.roster.alive()]),
+                        repeats={node: count - 1 for node, count in job.repeats.items()}, procs_per_node=procs)
 
     def _ask_policy(self, job: Job, snapshot: Snapshot) -> acts.Action | None:
         try:
@@ -345,15 +341,10 @@ class Controller:
             for worker in node.workers.values():
                 worker.place, worker.since = messages.Place.RECOVERING, begin  # the old place is the old world's
             node.send(messages.ToWorkers(job=job.id, body=body))
-        self._pair(nodes)
+        if job.config.checkpoint is not None:
+            self.roster.pair(nodes)
         job.status, record.seated = RESTORING, time.monotonic()
         record.span("continue", begin, record.seated)
-
-    def _pair(self, nodes: list[NodeView]) -> None:
-        """Every node has its snapshots replicated by the next one."""
-        for node, buddy in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
-            alone = buddy is node or not buddy.replica_port
-            node.send(messages.Buddy() if alone else messages.Buddy(address=buddy.address, port=buddy.replica_port))
 
     def _restored(self, job: Job) -> None:
         record, job.recovery, job.status = job.recovery, None, RUNNING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +71,11 @@ class Job:
     def minimum(self) -> int:
         """The fewest nodes it accepts."""
         return self.config.min_nodes or self.wanted
+
+    def newest_saved(self, alive: Sequence[str]) -> int | None:
+        """The newest step that storage, or the memory of a node that lives, can give back."""
+        kept = [step for node, step in self.kept.items() if node in alive]
+        return max([*kept, *([self.saved] if self.saved is not None else [])], default=None)
 
     def note(self, failure: Failure) -> None:
         """Keep a failure: to be decided on, and for the history."""

@@ -91,6 +91,12 @@ class Roster:
         node.send(messages.Welcome(fresh=fresh, heartbeat_s=self.config.heartbeat_s, lease_s=self.config.lease_s))
         return node, fresh
 
+    def pair(self, nodes: list[NodeView]) -> None:
+        """Tell every node who keeps replicas of its snapshots: the next one."""
+        for node, buddy in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
+            alone = buddy is node or not buddy.replica_port
+            node.send(messages.Buddy() if alone else messages.Buddy(address=buddy.address, port=buddy.replica_port))
+
     def heard(self, name: str) -> NodeView | None:
         """A node said something: it lives; None if it was given up, whatever it says."""
         node = self.nodes.get(name)

@@ -48,7 +48,8 @@ def test_a_fault_describes_itself(fault, words):
 def test_every_kind_has_a_maker_of_its_name_that_makes_it(kind):
     maker = getattr(faults, kind)
     fault = maker() if kind in ("controller", "blackout", "corrupt") else maker("node-1")
-    assert fault == make(kind, "node-1", way="flip" if kind == "corrupt" else "") and isinstance(fault, Fault) and fault.kind == kind
+    same = make(kind, "node-1", way="flip" if kind == "corrupt" else "")
+    assert fault == same and isinstance(fault, Fault) and fault.kind == kind
 
 
 def test_faults_without_a_choice_have_a_fixed_target():
