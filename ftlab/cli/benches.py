@@ -8,7 +8,7 @@ import sys
 
 from ftlab.bench.overhead import bench_overhead, overhead_table
 from ftlab.bench.recovery import KINDS, bench_recovery, recovery_table
-from ftlab.errors import UnknownFault
+from ftlab.errors import ConfigError, UnknownFault
 
 
 def bench(arguments: argparse.Namespace) -> int:
@@ -19,6 +19,11 @@ def bench(arguments: argparse.Namespace) -> int:
     if arguments.what == "overhead":
         result = bench_overhead(arguments.nodes or 2, arguments.spares, say=say)
         table = overhead_table(result)
+    elif arguments.what == "checkpoint":
+        from ftlab.bench.checkpoint import bench_checkpoint, checkpoint_table  # torch's own checkpoints load slowly
+
+        result = bench_checkpoint(_sizes(arguments.size_mb), arguments.repeats, arguments.blocks, arguments.dir, say)
+        table = checkpoint_table(result)
     else:
         kinds = [name for name in arguments.faults.split(",") if name] or list(KINDS)
         unknown = sorted(set(kinds) - set(KINDS))
@@ -29,3 +34,13 @@ def bench(arguments: argparse.Namespace) -> int:
         table = recovery_table(result)
     sys.stdout.write((json.dumps(result) if arguments.json else table) + "\n")
     return 0
+
+
+def _sizes(text: str) -> list[float]:
+    try:
+        sizes = [float(each) for each in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or not all(0 < size < 1e6 for size in sizes):
+        raise ConfigError(f"--size-mb must be sizes in MB, separated by commas (got {text!r})")
+    return sizes

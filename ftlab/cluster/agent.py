@@ -154,6 +154,7 @@ class NodeAgent:
             case messages.EndJob():
                 self._end_workers()
                 self._steps = []  # of a job that is over
+                self._keeper.release(message.job)
             case messages.ToWorkers():
                 if message.body.get("kind") == "Terminate":
                     self._keeper.ended(int(message.body["generation"]))

@@ -7,6 +7,7 @@ the node's buddy, then written, one at a time, by the keeper's own thread.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -25,6 +26,7 @@ from ftlab.checkpoint.writer import write_and_report
 from ftlab.cluster.replicas import ReplicaServer, send_replica
 from ftlab.config import CheckpointConfig
 
+log = logging.getLogger(__name__)
 OWN = 2  # slots of a worker's own snapshots; as many hold replicas
 Tell = Callable[[messages.Message], None]
 
@@ -49,7 +51,7 @@ class Keeper:
         self._slots: dict[tuple[str, int], list[Slot]] = {}
         self._configs: dict[str, CheckpointConfig] = {}
         self._vaults: dict[str, Vault] = {}
-        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[_Order | str] = queue.SimpleQueue()  # or a job that is over
         self._busy: set[tuple[str, int, int]] = set()
         self._over = 0  # the newest generation that has ended
         self._life = 0  # of this node: what an earlier one ordered is not written any more
@@ -66,9 +68,6 @@ class Keeper:
 
     def open(self, job: str, local_rank: int, settings: Mapping[str, Any]) -> list[Slot]:
         """The memory of a worker: what an earlier one left is still there."""
-        for old in [key for key in self._slots if key[0] != job]:
-            for slot in self._slots.pop(old):
-                slot.close()
         self._configs[job] = CheckpointConfig(**settings)
         return self._slots.setdefault((job, local_rank), [Slot() for _ in range(2 * OWN)])
 
@@ -80,6 +79,10 @@ class Keeper:
         """Have a snapshot labelled, replicated and written."""
         self._busy.add((job, local_rank, slot))
         self._orders.put(_Order(job, local_rank, slot, save, tell, self._life))
+
+    def release(self, job: str) -> None:
+        """A job is over: let go of its memory, after what is still to be written."""
+        self._orders.put(job)
 
     def ended(self, generation: int) -> None:
         """Ranks of this generation do not save together any more."""
@@ -96,9 +99,22 @@ class Keeper:
     def _run(self) -> None:
         while True:
             order = self._orders.get()
-            ok = order.life == self._life and self._keep(order)
+            if isinstance(order, str):
+                self._let_go(order)
+                continue
+            try:
+                ok = order.life == self._life and self._keep(order)
+            except Exception:  # the outer edge of a thread: the next snapshot may be luckier
+                log.exception("[step=%d] the snapshot was not kept", order.save.step)
+                ok = False
             self._busy.discard((order.job, order.local_rank, order.slot))
             order.tell(messages.Saved(slot=order.slot, seconds=round(time.monotonic() - order.save.taken, 4), ok=ok))
+
+    def _let_go(self, job: str) -> None:
+        for key in [key for key in self._slots if key[0] == job]:
+            for slot in self._slots.pop(key):
+                slot.close()
+        self._configs.pop(job, None)
 
     def _keep(self, order: _Order) -> bool:
         slots, save = self._slots.get((order.job, order.local_rank)), order.save

@@ -63,6 +63,8 @@ def _replay(controller: Controller, event: Event, load_policy: Callable[[str], P
             controller.watch.clock.pause()
             if data["cause"] != "grow":
                 job.spend(data["cause"])
+        case "checkpoint.snapshot" if job and event.step is not None:
+            job.kept[event.source] = event.step
         case "checkpoint.committed" | "checkpoint.loaded" if job:
             job.saved = event.step
         case "job.finished" if job:

@@ -1,0 +1,170 @@
+"""How often to checkpoint: what the cost model predicts against what real runs lose.
+
+The same job trains once undisturbed and then once per interval. In each of these runs all nodes are killed at the same
+steps, so that its state comes from storage and everything since the newest checkpoint is done again. Lost is what a
+run took longer, from its first step to its last, than the same number of typical undisturbed steps.
+
+The model is fitted to the events of these runs together: the bench shows how well its form fits, it forecasts nothing.
+It predicts the mean of many schedules, and each interval was measured on one. Load on the machine shows up as loss.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from html import escape
+from itertools import pairwise
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ftlab.checkpoint.interval import CostModel, fit
+from ftlab.cluster.cluster import Cluster
+from ftlab.config import DEFAULT_BUDGETS, CheckpointConfig
+from ftlab.errors import ConfigError
+from ftlab.events import Event
+from ftlab.faults import blackout
+from ftlab.report.canvas import FONT
+from ftlab.report.interval import interval_svg
+from ftlab.report.measure import measure
+from ftlab.train.example import train_network
+
+EVERY = (2, 5, 10, 20, 50)
+_STEP_S = 0.02
+_MARGIN = 10  # steps: the first checkpoint is durable before the first kill, and the last kill strikes before the end
+_APART = 10  # steps per kill, at least
+_RECOVERY_LIMIT_S = 60.0
+
+
+def bench_interval(every: Sequence[int] = EVERY, steps: int = 0, kills: int = 4, seed: int = 0, nodes: int = 2,
+                   spares: int = 1, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Predicted and measured loss of each interval, the fitted model and its best intervals; 0 steps: enough."""
+    if not every or min(every) < 1:
+        raise ConfigError(f"every must be numbers of steps, 1 or more (got {list(every)})")
+    every = sorted(set(every))
+    steps = steps or every[-1] * (kills + 1) + 2 * _MARGIN
+    deaths = kill_steps(steps, kills, every[-1], seed)
+    with TemporaryDirectory(prefix="ftlab-interval-") as folder, Cluster(nodes, spares, echo=None) as cluster:
+        say(f"{steps} steps undisturbed, without checkpoints")
+        calm = _train(cluster, steps, None, ())
+        runs: dict[int, list[Event]] = {}
+        for interval in every:
+            say(f"a checkpoint every {interval} steps; all nodes are killed at steps {', '.join(map(str, deaths))}")
+            saving = CheckpointConfig(directory=f"{folder}/every-{interval}", every=interval)
+            runs[interval] = _train(cluster, steps, saving, deaths)
+    return {"bench": "interval", "nodes": nodes, "spares": spares, "steps": steps, "kills": kills, "seed": seed,
+            "kill_steps": deaths, **compare(calm, runs)}
+
+
+def kill_steps(steps: int, kills: int, longest: int, seed: int) -> list[int]:
+    """One kill in each of `kills` equal parts of the run that follow its first checkpoint.
+
+    Their places within the parts are drawn, but spread evenly: so a few kills find an interval at all its ages.
+    """
+    least = longest + 2 * _MARGIN + _APART * kills
+    if kills < 1:
+        raise ConfigError(f"kills must be at least 1: without failures the best interval is none (got {kills})")
+    if steps < least:
+        raise ConfigError(f"steps must be at least {least}: {kills} kills need room after the first checkpoint, which "
+                          f"comes at step {longest} (got {steps})")
+    draw = random.Random(seed)
+    first, part = longest + _MARGIN, (steps - longest - 2 * _MARGIN) / kills
+    places = draw.sample(range(kills), kills)
+    return [first + int(part * (number + (place + draw.random()) / kills)) for number, place in enumerate(places)]
+
+
+def compare(calm: Sequence[Event], runs: Mapping[int, Sequence[Event]]) -> dict[str, Any]:
+    """What the events say: the typical step, the model, and a row per interval. `calm` is the undisturbed run."""
+    step_s = statistics.median(later - sooner for sooner, later in pairwise(_step_ends(calm)))
+    figures = {interval: measure(events) for interval, events in runs.items()}
+    lost = {interval: _lost(events, step_s) for interval, events in runs.items()}
+    failures = sum(each["injected"] for each in figures.values())
+    fitted = fit(event for events in runs.values() for event in events)
+    model = replace(fitted, step_s=step_s, mtbf=sum(run_s for run_s, _ in lost.values()) / failures)
+    rows = [{"every": interval, "interval_s": round(interval * step_s, 4), "run_s": round(lost[interval][0], 3),
+             "predicted": round(model.overhead(interval * step_s), 4), "measured": round(lost[interval][1], 4),
+             "redone_steps": figures[interval]["steps_lost"], "checkpoints": figures[interval]["checkpoints"]}
+            for interval in runs]
+    best = {"young_s": round(model.best(), 4), "young_steps": model.best_steps(),
+            "daly_s": round(model.best_daly(), 4), "daly_steps": model.best_steps_daly()}
+    return {"step_s": round(step_s, 5), "calm_lost": round(_lost(calm, step_s)[1], 4), "intervals": rows, "best": best,
+            "model": {name: round(value, 6) for name, value in asdict(model).items()}}
+
+
+def interval_table(result: dict[str, Any]) -> str:
+    """The bench for a terminal."""
+    head = f"{'every':>10}{'interval s':>12}{'checkpoints':>13}{'predicted':>11}{'measured':>10}{'redone steps':>14}"
+    lines = [f"{row['every']:>4} steps{row['interval_s']:>12.3f}{row['checkpoints']:>13}{row['predicted']:>11.1%}"
+             f"{row['measured']:>10.1%}{row['redone_steps']:>14}" for row in result["intervals"]]
+    return "\n".join([head, *lines, "", *_conclusions(result)])
+
+
+def interval_page(result: dict[str, Any]) -> str:
+    """The bench as one self-contained HTML file with its picture."""
+    title = "Checkpoint interval: predicted against measured"
+    names = ("every", "interval", "checkpoints", "predicted", "measured", "redone steps")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    rows = "".join(f"<tr><td>{row['every']} steps</td><td>{row['interval_s']:.3f} s</td><td>{row['checkpoints']}</td>"
+                   f"<td>{row['predicted']:.1%}</td><td>{row['measured']:.1%}</td><td>{row['redone_steps']}</td></tr>"
+                   for row in result["intervals"])
+    words = "".join(f"<p>{escape(line)}</p>" for line in _conclusions(result))
+    return (f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"/><title>{title}</title>'
+            f"<style>{_STYLE}</style></head><body><main>{_picture(result, title)}"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{words}</main></body></html>")
+
+
+def _train(cluster: Cluster, steps: int, saving: CheckpointConfig | None, deaths: Sequence[int]) -> list[Event]:
+    """One run; its events. A kill is armed when there is a checkpoint to go on from and the last kill is overcome."""
+    job = cluster.submit(train_network, steps=steps, step_s=_STEP_S, checkpoint=saving,
+                         budgets=dict.fromkeys(DEFAULT_BUDGETS, 100))
+    limit_s = _RECOVERY_LIMIT_S + 10 * steps * _STEP_S
+    for number, step in enumerate(deaths, 1):
+        job.wait_for("checkpoint.committed", timeout=limit_s)
+        cluster.inject(blackout(at_step=step))
+        job.wait_for("recovery.finished", number, timeout=limit_s)
+    job.result(timeout=limit_s)
+    return job.events
+
+
+def _lost(events: Sequence[Event], step_s: float) -> tuple[float, float]:
+    """(seconds from the first step to the last, the share of them that typical steps would not have taken)."""
+    ends = _step_ends(events)
+    run_s = ends[-1] - ends[0]
+    steps = max(event.step or 0 for event in events if event.kind == "step.committed")
+    return run_s, 1 - (steps - 1) * step_s / run_s
+
+
+def _step_ends(events: Sequence[Event]) -> list[float]:
+    return [event.at for event in events if event.kind == "step.committed"]
+
+
+def _conclusions(result: dict[str, Any]) -> list[str]:
+    model, best = result["model"], result["best"]
+    return [
+        f"best interval: {best['young_s']:.3f} s = {best['young_steps']} steps (Young), "
+        f"{best['daly_s']:.3f} s = {best['daly_steps']} steps (Daly)",
+        f"a checkpoint stops the loop for {model['k0'] * 1000:.1f} ms and is durable {model['k1'] * 1000:.0f} ms later; "
+        f"a failure every {model['mtbf']:.2f} s takes {model['s0']:.2f} s to recover from",
+        f"{result['steps']} steps of {result['step_s'] * 1000:.1f} ms, {result['kills']} kills per run (seed "
+        f"{result['seed']}); by the same measure the undisturbed run lost {result['calm_lost']:.1%}",
+    ]
+
+
+def _picture(result: dict[str, Any], title: str) -> str:
+    model = CostModel(**result["model"])
+    measured = [(row["interval_s"], row["measured"]) for row in result["intervals"]]
+    low, high = measured[0][0] / 2, measured[-1][0] * 2
+    curve = [(at, model.overhead(at)) for at in (low * (high / low) ** (part / 100) for part in range(101))]
+    return interval_svg(curve, measured, model.best(), title)
+
+
+_STYLE = f"""
+body{{margin:0;padding:24px 16px;background:#f1f3f5;color:#22262b;font:14px/1.5 {FONT}}}
+main{{box-sizing:border-box;max-width:1018px;margin:0 auto;padding:24px 28px;background:#fff;border:1px solid #e0e4e8;
+ border-radius:8px}}
+table{{width:100%;margin:16px 0;border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}}
+th,td{{padding:7px 16px 7px 0;border-bottom:1px solid #e6e9ec;text-align:right}}
+th{{font-size:12px;font-weight:400;color:#5d6670}}
+p{{margin:4px 0 0;color:#5d6670;font-size:13px}}
+"""
