@@ -91,6 +91,8 @@ class CheckpointConfig(_Checked):
 
     def __post_init__(self) -> None:
         every_steps(self.every)
+        self.require(isinstance(self.keep_last_n, int) and not isinstance(self.keep_last_n, bool),
+                     f"keep_last_n must be a whole number: got {self.keep_last_n!r}")
         self.require(self.keep_last_n >= 1, f"keep_last_n must be at least 1: without a checkpoint there is nothing to "
                                             f"come back to (got {self.keep_last_n})")
         self.require(self.timeout_s > 0, "timeout_s must be positive")

@@ -43,7 +43,7 @@ def bench_interval(every: Sequence[int] = EVERY, steps: int = 0, kills: int = 4,
     if not every or min(every) < 1:
         raise ConfigError(f"every must be numbers of steps, 1 or more (got {list(every)})")
     every = sorted(set(every))
-    steps = steps or every[-1] * (kills + 1) + 2 * _MARGIN
+    steps = steps or every[-1] + 2 * _MARGIN + kills * max(every[-1], _APART)
     deaths = kill_steps(steps, kills, every[-1], seed)
     with TemporaryDirectory(prefix="ftlab-interval-") as folder, Cluster(nodes, spares, echo=None) as cluster:
         say(f"{steps} steps undisturbed, without checkpoints")
@@ -76,38 +76,33 @@ def kill_steps(steps: int, kills: int, longest: int, seed: int) -> list[int]:
 
 def compare(calm: Sequence[Event], runs: Mapping[int, Sequence[Event]]) -> dict[str, Any]:
     """What the events say: the typical step, the model, and a row per interval. `calm` is the undisturbed run."""
-    step_s = statistics.median(later - sooner for sooner, later in pairwise(_step_ends(calm)))
-    figures = {interval: measure(events) for interval, events in runs.items()}
-    lost = {interval: _lost(events, step_s) for interval, events in runs.items()}
-    failures = sum(each["injected"] for each in figures.values())
+    step_s = statistics.median(later.at - sooner.at for sooner, later in pairwise(_steps(calm)))
+    rows = [{"every": interval, "interval_s": round(interval * step_s, 4), **_losses(events, step_s)}
+            for interval, events in runs.items()]
+    failures = sum(event.kind == "fault.injected" for events in runs.values() for event in events)
     fitted = fit(event for events in runs.values() for event in events)
-    model = replace(fitted, step_s=step_s, mtbf=sum(run_s for run_s, _ in lost.values()) / failures)
-    rows = [{"every": interval, "interval_s": round(interval * step_s, 4), "run_s": round(lost[interval][0], 3),
-             "predicted": round(model.overhead(interval * step_s), 4), "measured": round(lost[interval][1], 4),
-             "redone_steps": figures[interval]["steps_lost"], "checkpoints": figures[interval]["checkpoints"]}
-            for interval in runs]
+    model = replace(fitted, step_s=step_s, mtbf=sum(row["run_s"] for row in rows) / failures)
+    for row in rows:
+        row["predicted"] = round(model.overhead(row["every"] * step_s), 4)
     best = {"young_s": round(model.best(), 4), "young_steps": model.best_steps(),
             "daly_s": round(model.best_daly(), 4), "daly_steps": model.best_steps_daly()}
-    return {"step_s": round(step_s, 5), "calm_lost": round(_lost(calm, step_s)[1], 4), "intervals": rows, "best": best,
-            "model": {name: round(value, 6) for name, value in asdict(model).items()}}
+    return {"step_s": round(step_s, 5), "calm_lost": _losses(calm, step_s)["measured"], "intervals": rows,
+            "best": best, "model": {name: round(value, 6) for name, value in asdict(model).items()}}
 
 
 def interval_table(result: dict[str, Any]) -> str:
     """The bench for a terminal."""
-    head = f"{'every':>10}{'interval s':>12}{'checkpoints':>13}{'predicted':>11}{'measured':>10}{'redone steps':>14}"
-    lines = [f"{row['every']:>4} steps{row['interval_s']:>12.3f}{row['checkpoints']:>13}{row['predicted']:>11.1%}"
-             f"{row['measured']:>10.1%}{row['redone_steps']:>14}" for row in result["intervals"]]
-    return "\n".join([head, *lines, "", *_conclusions(result)])
+    names = _cells(None)
+    lines = ["".join(f"{cell:>{len(name) + 3}}" for cell, name in zip(_cells(row), names, strict=True))
+             for row in result["intervals"]]
+    return "\n".join(["".join(f"{name:>{len(name) + 3}}" for name in names), *lines, "", *_conclusions(result)])
 
 
 def interval_page(result: dict[str, Any]) -> str:
     """The bench as one self-contained HTML file with its picture."""
     title = "Checkpoint interval: predicted against measured"
-    names = ("every", "interval", "checkpoints", "predicted", "measured", "redone steps")
-    head = "".join(f"<th>{name}</th>" for name in names)
-    rows = "".join(f"<tr><td>{row['every']} steps</td><td>{row['interval_s']:.3f} s</td><td>{row['checkpoints']}</td>"
-                   f"<td>{row['predicted']:.1%}</td><td>{row['measured']:.1%}</td><td>{row['redone_steps']}</td></tr>"
-                   for row in result["intervals"])
+    head = "".join(f"<th>{name}</th>" for name in _cells(None))
+    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(row))}</tr>" for row in result["intervals"])
     words = "".join(f"<p>{escape(line)}</p>" for line in _conclusions(result))
     return (f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"/><title>{title}</title>'
             f"<style>{_STYLE}</style></head><body><main>{_picture(result, title)}"
@@ -127,16 +122,33 @@ def _train(cluster: Cluster, steps: int, saving: CheckpointConfig | None, deaths
     return job.events
 
 
-def _lost(events: Sequence[Event], step_s: float) -> tuple[float, float]:
-    """(seconds from the first step to the last, the share of them that typical steps would not have taken)."""
-    ends = _step_ends(events)
-    run_s = ends[-1] - ends[0]
-    steps = max(event.step or 0 for event in events if event.kind == "step.committed")
-    return run_s, 1 - (steps - 1) * step_s / run_s
+def _losses(events: Sequence[Event], step_s: float) -> dict[str, Any]:
+    """What a run lost, as shares of its time from the first step to the last, and in steps.
+
+    `slowed` is what neither a recovery nor redone steps explain: the waits for checkpoints, and steps that took longer.
+    """
+    steps, figures = _steps(events), measure(events)
+    run_s = steps[-1].at - steps[0].at
+    stops = [later.at - sooner.at - step_s for sooner, later in pairwise(steps)
+             if sooner.generation != later.generation]
+    measured = 1 - (figures["steps"] - 1) * step_s / run_s
+    recovering, redoing = sum(stops) / run_s, figures["steps_lost"] * step_s / run_s
+    return {"run_s": round(run_s, 3), "checkpoints": figures["checkpoints"], "redone_steps": figures["steps_lost"],
+            "measured": round(measured, 4), "recovering": round(recovering, 4), "redoing": round(redoing, 4),
+            "slowed": round(measured - recovering - redoing, 4)}
 
 
-def _step_ends(events: Sequence[Event]) -> list[float]:
-    return [event.at for event in events if event.kind == "step.committed"]
+def _steps(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event.kind == "step.committed"]
+
+
+def _cells(row: Mapping[str, Any] | None) -> list[str]:
+    """One line of the table, or its head."""
+    if row is None:
+        return ["steps", "interval", "predicted", "measured", "= recovering", "+ redoing", "+ slowed", "redone steps",
+                "checkpoints"]
+    shares = [f"{row[name]:.1%}" for name in ("predicted", "measured", "recovering", "redoing", "slowed")]
+    return [str(row["every"]), f"{row['interval_s']:.3f} s", *shares, str(row["redone_steps"]), str(row["checkpoints"])]
 
 
 def _conclusions(result: dict[str, Any]) -> list[str]:
@@ -144,10 +156,11 @@ def _conclusions(result: dict[str, Any]) -> list[str]:
     return [
         f"best interval: {best['young_s']:.3f} s = {best['young_steps']} steps (Young), "
         f"{best['daly_s']:.3f} s = {best['daly_steps']} steps (Daly)",
-        f"a checkpoint stops the loop for {model['k0'] * 1000:.1f} ms and is durable {model['k1'] * 1000:.0f} ms later; "
-        f"a failure every {model['mtbf']:.2f} s takes {model['s0']:.2f} s to recover from",
+        f"a checkpoint stops the loop for {model['k0'] * 1000:.1f} ms and is durable {model['k1'] * 1000:.0f} ms "
+        f"later; a failure every {model['mtbf']:.2f} s takes {model['s0']:.2f} s to recover from",
         f"{result['steps']} steps of {result['step_s'] * 1000:.1f} ms, {result['kills']} kills per run (seed "
         f"{result['seed']}); by the same measure the undisturbed run lost {result['calm_lost']:.1%}",
+        "slowed: waits for checkpoints, and steps that took longer than a typical undisturbed one",
     ]
 
 

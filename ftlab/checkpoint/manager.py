@@ -18,6 +18,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ftlab.checkpoint import ranks
@@ -27,15 +28,22 @@ from ftlab.checkpoint.restoring import restore
 from ftlab.checkpoint.rng import GENERATORS, Generators
 from ftlab.checkpoint.saving import SaveOrder, await_commit
 from ftlab.checkpoint.state import TrainingState
-from ftlab.checkpoint.storage import open_storage
 from ftlab.checkpoint.tree import pack
 from ftlab.checkpoint.vault import Entry, Vault
-from ftlab.checkpoint.writer import BackgroundWriter
+from ftlab.checkpoint.writer import SLOW, BackgroundWriter
 from ftlab.config import CheckpointConfig, every_seconds, every_steps
-from ftlab.errors import CheckpointDamaged, CheckpointError
+from ftlab.errors import CheckpointDamaged, CheckpointError, CheckpointTooNew, ConfigError, FtlabError
 
 log = logging.getLogger(__name__)
 State = TrainingState | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What rank 0 tells the others: which checkpoint it loaded, or why it could not."""
+
+    name: str = ""
+    error: FtlabError | None = None
 
 
 class CheckpointManager:
@@ -45,48 +53,41 @@ class CheckpointManager:
                  on_event: Callable[[str, dict[str, Any]], None] | None = None) -> None:
         self.config = CheckpointConfig(directory=str(directory), every=every, keep_last_n=keep_last_n,
                                        timeout_s=timeout_s)
-        self.vault = Vault(open_storage(self.config.url()))
         self._on_event = on_event
         self._rank, self._world = ranks.here()
-        if self._world > 1:
-            ranks.check_shared(self.vault.storage, ranks.agree(secrets.token_hex(4)))
+        self.vault = Vault(ranks.open_shared(self.config.url()))
+        self._tag, self._saves = ranks.agree(secrets.token_hex(4)), 0
         self._writer = BackgroundWriter(self.vault, keep=keep_last_n, timeout_s=timeout_s, report=self._report)
         self._auto = AutoInterval()
-        self._sharded: bool | None = None  # not known before the first state is seen
         self._last_step, self._last_time = 0, time.monotonic()
+        self._told = False  # that a snapshot is overdue
 
     # ---- saving --------------------------------------------------------------------------------------------
 
     def step(self, state: State, step: int, **facts: Any) -> bool:
         """Save if it is time to, as `every` says; whether a snapshot was taken."""
-        if self._sharded is None:
-            self._sharded = as_state(state, step).sharded
-        due = self._due(step)
-        if self._sharded and self._world > 1:
-            due = ranks.agree(due)  # every rank has a shard to save; else only rank 0 has to know
-        if due:
-            self.save(state, step, **facts)
-        return due
+        if not self._due(step) or self._put_off(step):
+            return False
+        self.save(state, step, **facts)
+        return True
 
     def save(self, state: State, step: int, *, epoch: int | None = None,
              metrics: Mapping[str, float] | None = None, wait: bool = False) -> str:
         """Take a snapshot now and have it written; the checkpoint's name. Storage problems never raise here.
 
-        With `wait` it returns when the checkpoint is durable, and raises if it could not be written.
+        With `wait` it returns when the checkpoint is durable, and raises if it could not be written. In a group all
+        ranks save together: each its shard, or, of a state that all hold, rank 0 the state and the others only their
+        random generators.
         """
         self._tell_earlier_failure(step)
         begin = time.monotonic()
-        training = as_state(state, step)
-        sharded, tag = training.sharded, secrets.token_hex(4)
-        if sharded or wait:
-            tag = ranks.agree(tag)
-        order = SaveOrder(step=step, tag=tag, bytes=0, header_bytes=0, rank=self._rank if sharded else 0,
-                          world=self._world if sharded else 1, epoch=epoch, metrics=_numbers(metrics), taken=begin)
-        if sharded or self._rank == 0:
-            self._snapshot(training, order, begin)
+        self._saves += 1
+        order = SaveOrder(step=step, tag=f"{self._tag}{self._saves:x}", bytes=0, header_bytes=0, rank=self._rank,
+                          world=self._world, epoch=epoch, metrics=_numbers(metrics), taken=begin)
+        taken = self._snapshot(as_state(state, step), order, begin)
         self._last_step, self._last_time = step, time.monotonic()
         if wait:
-            self._await(order)
+            self._await(order, taken)
         return order.name
 
     def wait(self, timeout: float | None = None) -> None:
@@ -109,16 +110,24 @@ class CheckpointManager:
 
     def load_latest(self, state: State) -> Manifest | None:
         """Load the newest good checkpoint, setting damaged ones aside; None if there is none."""
-        if self._rank == 0:
+        if self._rank != 0:
+            answer = ranks.agree(_Answer())
+            if answer.error is not None:
+                raise answer.error
+            return self._load(state, answer.name) if answer.name else None
+        try:
             chosen = self._load_newest(state)
-            ranks.agree(chosen.name if chosen else None)
-            return chosen.manifest if chosen else None
-        name = ranks.agree("")
-        return self._load(state, name) if name else None
+        except FtlabError as error:
+            ranks.agree(_Answer(error=error))
+            raise
+        ranks.agree(_Answer(chosen.name if chosen else ""))
+        return chosen.manifest if chosen else None
 
     def load(self, state: State, which: int | str) -> Manifest:
         """Load one checkpoint, by its step or name; raises NoCheckpoint or CheckpointDamaged."""
         entry = self.vault.find(which)
+        if entry.status == "too new":
+            raise CheckpointTooNew(entry.reason)
         if not entry.good:
             raise CheckpointDamaged(f"checkpoint {which} cannot be used: it is {entry.status}", seen=entry.reason)
         return self._load(state, entry.name)
@@ -133,36 +142,47 @@ class CheckpointManager:
 
     # ---- inside --------------------------------------------------------------------------------------------
 
-    def _snapshot(self, training: TrainingState, order: SaveOrder, begin: float) -> None:
+    def _snapshot(self, training: TrainingState, order: SaveOrder, begin: float) -> bool:
+        whole = self._rank == 0 or training.sharded
+        packed = pack(training.capture() if whole else training.capture_only(GENERATORS))
         slot = self._writer.borrow(order.step)
-        filled = slot.fill(pack(training.capture()))
+        if slot is None:
+            return False
+        try:
+            filled = slot.fill(packed)
+        except BaseException:
+            self._writer.give_back(slot)
+            raise
         blocking = time.monotonic() - begin
         self._auto.observe_snapshot(blocking)
         self._report("checkpoint.snapshot", step=order.step, blocking_s=round(blocking, 5), bytes=filled.bytes)
-        facts = {**vars(order), "bytes": filled.bytes, "header_bytes": filled.header_bytes}
-        self._writer.submit(slot, SaveOrder(**facts))
+        self._writer.submit(slot, replace(order, bytes=filled.bytes, header_bytes=filled.header_bytes))
+        return True
 
-    def _await(self, order: SaveOrder) -> None:
+    def _await(self, order: SaveOrder, taken: bool) -> None:
         """Until the checkpoint is durable: the writer by itself, the others by looking, with a deadline."""
-        if order.rank == 0 and self._rank == 0:
-            self.wait(self.config.timeout_s)
-        else:
-            self._writer.wait(self.config.timeout_s)
+        if not taken:
+            raise CheckpointError(f"checkpoint {order.name} was not taken: storage does not answer")
+        self.wait(self.config.timeout_s)
+        if self._rank != 0:
             await_commit(self.vault, order.name, self.config.timeout_s)
 
     def _load(self, state: State, name: str) -> Manifest:
         training = as_state(state, 0)
-        manifest = restore(self.vault, name, training)
+        manifest = restore(self.vault, name, training, self._rank)
         self._last_step, self._last_time = manifest.step, time.monotonic()
         self._report("checkpoint.loaded", step=manifest.step, name=name)
         return manifest
 
     def _load_newest(self, state: State) -> Entry | None:
-        for entry in self.vault.entries():
+        entries = self.vault.entries()
+        for entry in entries:
             if entry.status == "damaged":
                 self._set_aside(entry, entry.reason)
-            if not entry.good:
-                continue
+        good = [entry for entry in entries if entry.good]
+        if not good and (newer := next((entry for entry in entries if entry.status == "too new"), None)):
+            raise CheckpointTooNew(newer.reason)
+        for entry in good:
             try:
                 self._load(state, entry.name)
                 return entry
@@ -175,7 +195,23 @@ class CheckpointManager:
         self._report("checkpoint.damaged", step=entry.step, name=entry.name, reason=reason, marked=marked)
         log.warning("checkpoint %s is damaged and set aside: %s", entry.name, reason)
 
+    def _put_off(self, step: int) -> bool:
+        """Alone, training does not wait for slow storage: the snapshot is taken as soon as there is room for it."""
+        if self._world > 1 or not self._writer.busy:
+            self._told = False
+            return False
+        if not self._told:
+            self._report("checkpoint.delayed", step=step, seconds=0.0, reason=SLOW)
+        self._told = True
+        return True
+
     def _due(self, step: int) -> bool:
+        """Whether it is time; in a group all ranks go by rank 0's clock."""
+        if every_steps(self.config.every) is not None:
+            return self._due_here(step)
+        return ranks.agree_on(self._due_here(step))
+
+    def _due_here(self, step: int) -> bool:
         seconds, steps = every_seconds(self.config.every), every_steps(self.config.every)
         now = time.monotonic()
         if seconds is not None:
@@ -193,13 +229,18 @@ class CheckpointManager:
         if kind == "checkpoint.committed":
             self._auto.observe_commit(facts["seconds"])
         if self._on_event is not None:
-            self._on_event(kind, facts)
+            try:
+                self._on_event(kind, facts)
+            except Exception:  # somebody else's code must not make a saved checkpoint count as failed
+                log.exception("the listener raised on %s", kind)
 
 
 def as_state(state: State, step: int) -> TrainingState:
     """A TrainingState as it is; names of parts become one, with the random generators beside them."""
     if isinstance(state, TrainingState):
         return state
+    if GENERATORS in state:
+        raise ConfigError(f"a part cannot be called {GENERATORS!r}: the random generators are saved by that name")
     return TrainingState.of({**state, GENERATORS: Generators()}, step)
 
 

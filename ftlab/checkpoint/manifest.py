@@ -48,6 +48,8 @@ class Manifest:
                 raise CheckpointTooNew(f"{where} has format {data['format']}, this ftlab knows up to {FORMAT}",
                                        hint="upgrade ftlab, or load it with the version that wrote it")
             shards = tuple(Shard(**row) for row in data.pop("shards"))
+            if any(not 0 < shard.header_bytes <= shard.bytes for shard in shards):
+                raise ValueError("a shard has an impossible size")
             return Manifest(shards=shards, **data)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointDamaged(f"the manifest of {where} cannot be read: {error}") from None

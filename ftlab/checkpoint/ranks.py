@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import socket
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
-from ftlab.checkpoint.storage import Storage
+from ftlab.checkpoint.storage import Storage, open_storage
 from ftlab.errors import StorageError
 
 Value = TypeVar("Value")
@@ -28,25 +31,59 @@ def agree(value: Value) -> Value:
     return box[0]
 
 
+def agree_on(flag: bool) -> bool:
+    """Rank 0's answer to a question that is asked in every step: a single number, not a pickle."""
+    if not _grouped() or dist.get_world_size() == 1:
+        return flag
+    answer = torch.tensor([int(flag)])
+    dist.broadcast(answer, src=0)
+    return bool(answer.item())
+
+
+def open_shared(url: str) -> Storage:
+    """The storage, opened by all ranks; raises StorageError on all of them if it is not one and the same for all."""
+    if here()[1] == 1:
+        return open_storage(url)
+    storage, problem = None, ""
+    try:
+        storage = open_storage(url)
+    except StorageError as error:
+        problem = _explain(error)
+    _raise_together(url, problem)
+    assert storage is not None
+    check_shared(storage, agree(secrets.token_hex(4)))
+    return storage
+
+
 def check_shared(storage: Storage, token: str) -> None:
     """Raise StorageError on all ranks if some do not see what rank 0 writes: a folder that is not really shared."""
-    rank, world = here()
-    folder = f"{_PROBE}-{token}"
+    rank, folder = here()[0], f"{_PROBE}-{token}"
+    problem = "" if rank else _write_probe(storage, folder, token)
+    dist.barrier()
     try:
-        problem = "" if rank else _write_probe(storage, folder, token)
-        dist.barrier()
         if not problem and rank and _PROBE not in storage.files(folder):
             problem = f"rank {rank} on {socket.gethostname()} does not see what rank 0 wrote"
     except StorageError as error:
-        problem = f"rank {rank} on {socket.gethostname()}: {error.message} ({error.seen})"
-    answers: list[str] = [""] * world
+        problem = _explain(error)
+    try:
+        _raise_together(storage.url, problem)
+    finally:
+        if rank == 0:
+            with contextlib.suppress(StorageError):
+                storage.remove(folder, first=_PROBE)
+
+
+def _raise_together(url: str, problem: str) -> None:
+    answers = [""] * here()[1]
     dist.all_gather_object(answers, problem)
-    if rank == 0 and not answers[0]:
-        storage.remove(folder, first=_PROBE)
     if any(answers):
-        raise StorageError(f"{storage.url} is not one storage for all {world} ranks",
+        raise StorageError(f"{url} is not one storage for all {len(answers)} ranks",
                            seen="; ".join(answer for answer in answers if answer),
                            hint="use a folder that every node mounts, or an object store (s3://, gs://)")
+
+
+def _explain(error: StorageError) -> str:
+    return f"rank {here()[0]} on {socket.gethostname()}: {error.message} ({error.seen})"
 
 
 def _write_probe(storage: Storage, folder: str, token: str) -> str:
@@ -54,7 +91,7 @@ def _write_probe(storage: Storage, folder: str, token: str) -> str:
         storage.write(folder, _PROBE, [token.encode()])
         storage.sync(folder)
     except StorageError as error:
-        return f"rank 0 cannot write: {error.message} ({error.seen})"
+        return _explain(error)
     return ""
 
 

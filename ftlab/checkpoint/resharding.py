@@ -44,7 +44,8 @@ class Box:
 def assemble(shards: Sequence[tree.Packed], training: TrainingState) -> Any:
     """The saved tree with this rank's pieces in it."""
     mesh = find_mesh(training)
-    first = shards[0]
+    alike = mesh is not None and mesh.size() == len(shards)
+    first = shards[mesh.get_rank() if mesh is not None and alike else 0]  # what is not sharded: this rank's own
     tensors = []
     for index, tensor in enumerate(first.tensors):
         if index not in first.pieces:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,38 +16,67 @@ from ftlab.checkpoint.vault import Vault
 from ftlab.errors import CheckpointDamaged, CheckpointMismatch
 
 
-def restore(vault: Vault, name: str, training: TrainingState) -> Manifest:
+def restore(vault: Vault, name: str, training: TrainingState, rank: int = 0) -> Manifest:
     """Load a checkpoint; nothing is changed unless all of it was read and fits."""
     entry = vault.look(name)
     if entry.manifest is None:
         raise CheckpointDamaged(f"checkpoint {name} cannot be used: it is {entry.status}", seen=entry.reason)
-    put([vault.read_shard(name, shard) for shard in entry.manifest.shards], training, name)
+    shards = entry.manifest.shards
+    first = vault.read_shard(name, shards[0])
+    if first.pieces:
+        put([first, *(vault.read_shard(name, shard) for shard in shards[1:])], training, name)
+    else:  # the others hold what differs between ranks that have the same state
+        own = vault.read_shard(name, shards[rank]) if 0 < rank < len(shards) else None
+        put([first], training, name, own)
     return entry.manifest
 
 
-def put(shards: Sequence[tree.Packed], training: TrainingState, name: str) -> None:
-    """Put what was read and verified into the live state."""
-    saved = _assemble(shards, training) if shards[0].pieces else tree.unpack(shards[0])
+def put(shards: Sequence[tree.Packed], training: TrainingState, name: str, own: tree.Packed | None = None) -> None:
+    """Put what was read and verified into the live state; `own` parts of this rank go before those of the first."""
     try:
-        check_fits(saved, training, name)
-        wanted = [part for part in training.parts if part in saved["parts"]]
-        training.restore({**saved, "parts": {part: saved["parts"][part] for part in wanted}})
-    except (KeyError, AttributeError, TypeError) as error:
+        saved = _assemble(shards, training) if shards[0].pieces else tree.unpack(shards[0])
+        parts = {**saved["parts"], **(tree.unpack(own)["parts"] if own else {})}
+        check_fits({**saved, "parts": parts}, training, name)
+        captured = {"step": int(saved["step"]), "grads": list(saved["grads"]),
+                    "parts": {part: parts[part] for part in training.parts if part in parts}}
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"{name} does not hold a training state", seen=repr(error)[:300]) from None
+    training.restore(captured)  # outside: what somebody's load_state_dict raises is no damage
 
 
 def check_fits(saved: Mapping[str, Any], training: TrainingState, name: str) -> None:
     """Raise CheckpointMismatch, with names and shapes, if the checkpoint is of another model."""
-    missing = sorted(training.parts.keys() - saved["parts"].keys() - {GENERATORS})
-    lines = [f"{part}: here, not in the checkpoint" for part in missing]
-    for part, module in training.parts.items():
-        if isinstance(module, nn.Module) and part in saved["parts"]:
-            lines += [f"{part}.{line}" for line in differences(_shapes(module.state_dict()),
-                                                               _shapes(saved["parts"][part]))]
+    lines = [*_compare_parts(saved["parts"], training), *_compare_gradients(saved.get("grads"), training)]
     if lines:
         raise CheckpointMismatch(f"checkpoint {name} is of another model (here: yours, there: the checkpoint's)",
                                  seen="\n        ".join([*lines[:12], *(["..."] if len(lines) > 12 else [])]),
                                  hint="build the model it was saved from, or choose another checkpoint")
+
+
+def _compare_parts(saved: Mapping[str, Any], training: TrainingState) -> Iterator[str]:
+    for name, part in training.parts.items():
+        if name not in saved:
+            if name != GENERATORS:
+                yield f"{name}: here, not in the checkpoint"
+        elif isinstance(part, nn.Module):
+            yield from (f"{name}.{line}" for line in differences(_shapes(part.state_dict()), _shapes(saved[name])))
+        elif isinstance(part, torch.optim.Optimizer):
+            here, there = ([len(group["params"]) for group in groups]
+                           for groups in (part.param_groups, saved[name]["param_groups"]))
+            if here != there:
+                yield f"{name}: groups of {here} parameters here, of {there} there"
+
+
+def _compare_gradients(saved: Sequence[torch.Tensor | None] | None, training: TrainingState) -> Iterator[str]:
+    if saved is None:
+        return
+    here = [tuple(parameter.shape) for parameter in training.parameters()]
+    if len(here) != len(saved):
+        yield f"{len(here)} trained parameters here, {len(saved)} there"
+        return
+    for shape, grad in zip(here, saved, strict=True):
+        if grad is not None and tuple(grad.shape) != shape:
+            yield f"a gradient of {tuple(grad.shape)} for a parameter of {shape}"
 
 
 def _assemble(shards: Sequence[tree.Packed], training: TrainingState) -> Any:

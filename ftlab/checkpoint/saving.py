@@ -6,7 +6,9 @@ so no collective runs behind the training loop's back.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +18,7 @@ from ftlab.checkpoint.manifest import Manifest, Shard
 from ftlab.checkpoint.vault import Vault, folder_name
 from ftlab.errors import CheckpointError, StorageError
 
+log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 
 
@@ -50,15 +53,39 @@ def persist(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, time
 
     `over` tells that the ranks which save together are not all there any more: waiting for their shards is in vain.
     """
-    shard = vault.write_shard(order.name, order.rank, data[:order.bytes], order.header_bytes)
+    try:
+        _write(vault, order, data[:order.bytes], time.monotonic() + timeout_s, over)
+    except Exception:
+        if order.world == 1:
+            _clear_up(vault, order.name)
+        raise
+    return _retain(vault, keep) if order.rank == 0 else []
+
+
+def _write(vault: Vault, order: SaveOrder, data: memoryview, deadline: float, over: Callable[[], bool]) -> None:
+    shard = vault.write_shard(order.name, order.rank, data, order.header_bytes)
     if order.rank != 0:
         vault.storage.write(order.name, _card(order.rank), [json.dumps(asdict(shard)).encode()])
         vault.storage.sync(order.name)
-        return []
-    shards = [shard, *_others(vault, order, time.monotonic() + timeout_s, over)]
+        return
+    shards = [shard, *_others(vault, order, deadline, over)]
     vault.commit(order.name, Manifest(step=order.step, world=order.world, shards=tuple(shards), epoch=order.epoch,
                                       metrics=dict(order.metrics), created=time.time(), writer="ftlab"))
-    return vault.retain(keep)
+
+
+def _clear_up(vault: Vault, name: str) -> None:
+    """What a failed save left must not take the room that the next one needs."""
+    with contextlib.suppress(StorageError):
+        if not vault.look(name).good:
+            vault.remove(name)
+
+
+def _retain(vault: Vault, keep: int) -> list[str]:
+    try:
+        return vault.retain(keep)
+    except StorageError as error:  # the checkpoint is there all the same
+        log.warning("old checkpoints could not be removed: %s", error)
+        return []
 
 
 def await_commit(vault: Vault, name: str, timeout_s: float) -> None:

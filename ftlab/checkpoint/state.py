@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.data import DataLoader
 
 from ftlab.checkpoint import tree
+from ftlab.checkpoint.rng import Generators
 from ftlab.errors import ConfigError
 
 
@@ -80,10 +82,15 @@ class TrainingState:
         return {"step": self.step, "parts": {name: _save(part) for name, part in self.parts.items()},
                 "grads": [None if p.grad is None else p.grad for p in self.parameters()]}
 
+    def capture_only(self, part: str) -> dict[str, Any]:
+        """One part alone: what differs between ranks that hold the same state."""
+        return {"step": self.step, "parts": {part: _save(self.parts[part])} if part in self.parts else {}, "grads": []}
+
     def restore(self, captured: Mapping[str, Any]) -> None:
         """Load a captured tree into the live parts."""
-        for name, saved in captured["parts"].items():
-            _load(self.parts[name], saved)
+        random = [name for name in captured["parts"] if isinstance(self.parts[name], Generators | torch.Generator)]
+        for name in [*(each for each in captured["parts"] if each not in random), *random]:  # loading may draw numbers
+            _load(self.parts[name], captured["parts"][name])
         for parameter, grad in zip(self.parameters(), captured["grads"], strict=True):
             parameter.grad = grad
         self.step = int(captured["step"])
@@ -225,3 +232,5 @@ def _load(part: Any, saved: Any) -> None:
         part.set_state(saved["generator"])
     else:
         part.load_state_dict(saved)
+        if isinstance(part, DataLoader) and hasattr(part, "state_dict"):
+            part.state_dict()  # makes its iterator, which draws random numbers: now, before the generators are set

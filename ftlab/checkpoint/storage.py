@@ -81,10 +81,11 @@ class LocalStorage:
 
     def files(self, folder: str) -> dict[str, int]:
         """The files in a folder and their sizes."""
-        try:
-            return {entry.name: entry.stat().st_size for entry in os.scandir(self.root / folder)}
-        except FileNotFoundError:
-            return {}
+        with _explained(f"cannot look into {self.root / folder}"):
+            try:
+                return {entry.name: entry.stat().st_size for entry in os.scandir(self.root / folder)}
+            except FileNotFoundError:
+                return {}
 
     def write(self, folder: str, name: str, pieces: Iterable[memoryview | bytes]) -> None:
         """Write a file and fsync it."""
@@ -190,7 +191,8 @@ class ObjectStorage:
         with _explained(f"cannot remove {self.url}/{folder}"):
             if first in self.files(folder):
                 self._fs.rm_file(f"{self._root}/{folder}/{first}")
-            self._fs.rm(f"{self._root}/{folder}", recursive=True)
+            with contextlib.suppress(FileNotFoundError):  # on an object store a folder goes with its last file
+                self._fs.rm(f"{self._root}/{folder}", recursive=True)
 
 
 def _name(path: str) -> str:

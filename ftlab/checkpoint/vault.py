@@ -30,7 +30,7 @@ class Entry:
 
     name: str
     step: int
-    status: str  # "good", "damaged", "set aside" (it was found damaged), "incomplete", "too new"
+    status: str  # "good", "damaged", "set aside" (it was found damaged), "incomplete", "too new", "unreadable"
     reason: str = ""
     manifest: Manifest | None = None
 
@@ -62,7 +62,7 @@ class Vault:
         if DAMAGED in files:
             reason = self.storage.read(name, DAMAGED).decode(errors="replace")
             return Entry(name=name, step=step, status="set aside", reason=reason)
-        if COMMIT not in files:
+        if not files.get(COMMIT):  # an empty marker: it was being written
             return Entry(name=name, step=step, status="incomplete", reason="its save was not finished")
         try:
             manifest = self._read_manifest(name, files)
@@ -136,8 +136,10 @@ class Vault:
             for shard in entry.manifest.shards:
                 with self.storage.open(name, shard.file) as file:
                     ShardReader(file, shard, f"{name}/{shard.file}").check()
-        except (CheckpointDamaged, StorageError) as error:
+        except CheckpointDamaged as error:
             return Entry(name=name, step=entry.step, status="damaged", reason=error.message)
+        except StorageError as error:
+            return Entry(name=name, step=entry.step, status="unreadable", reason=f"{error.message} ({error.seen})")
         return entry
 
     # ---- clearing up ---------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from typing import Any
 from ftlab.checkpoint.arena import Slot
 from ftlab.checkpoint.saving import SaveOrder, persist
 from ftlab.checkpoint.vault import Vault
-from ftlab.errors import CheckpointError, WaitTimeout
+from ftlab.errors import CheckpointError, StorageError, WaitTimeout
 
 log = logging.getLogger(__name__)
+SLOW = "two snapshots are still being written: storage is slower than the interval"
 Report = Callable[..., None]  # kind, step=, and the facts
 
 
@@ -34,18 +35,21 @@ class BackgroundWriter:
         self._orders: queue.SimpleQueue[tuple[Slot, SaveOrder] | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._waiting = 0  # orders not yet done
+        self._closed = False
         self._thread: threading.Thread | None = None
 
-    def borrow(self, step: int) -> Slot:
-        """A free slot; waits for one, and says so, when storage is slower than the saves."""
+    def borrow(self, step: int) -> Slot | None:
+        """A free slot; waits for one, and says so, when storage is slower than the saves. None: it does not answer."""
+        if self._closed:
+            raise CheckpointError("the checkpoint manager is closed", hint="make a new one")
         try:
             return self._free.get_nowait()
         except queue.Empty:
-            begin = time.monotonic()
-            slot = self._free.get()
-            self.report("checkpoint.delayed", step=step, seconds=round(time.monotonic() - begin, 4),
-                        reason="two snapshots are still being written: storage is slower than the interval")
-            return slot
+            return self._borrow_later(step)
+
+    def give_back(self, slot: Slot) -> None:
+        """A slot that was not filled after all."""
+        self._free.put(slot)
 
     @property
     def busy(self) -> bool:
@@ -70,6 +74,7 @@ class BackgroundWriter:
 
     def close(self, timeout: float | None = None) -> None:
         """Write what is left, then end; raises WaitTimeout if storage does not answer. May be called twice."""
+        self._closed = True
         thread, self._thread = self._thread, None
         if thread is not None:
             self._orders.put(None)
@@ -77,6 +82,17 @@ class BackgroundWriter:
             thread.join()
         for slot in self._slots:
             slot.close()
+
+    def _borrow_later(self, step: int) -> Slot | None:
+        begin = time.monotonic()
+        try:
+            slot = self._free.get(timeout=self.timeout_s)
+        except queue.Empty:
+            self.error = StorageError(f"no checkpoint of step {step}: storage does not answer", hint=SLOW)
+            self.report("checkpoint.failed", step=step, name="", reason=self.error.message, seen=SLOW)
+            return None
+        self.report("checkpoint.delayed", step=step, seconds=round(time.monotonic() - begin, 4), reason=SLOW)
+        return slot
 
     def _run(self) -> None:
         while (work := self._orders.get()) is not None:
@@ -102,6 +118,7 @@ def write_and_report(vault: Vault, order: SaveOrder, data: memoryview, *, keep: 
     try:
         removed = persist(vault, order, data, keep=keep, timeout_s=timeout_s, over=over)
     except Exception as error:  # the outer edge of a thread: training must not die of a full disk
+        error.__cause__ = error.__context__ = error.__traceback__ = None  # they would keep the snapshot's memory
         problem = error if isinstance(error, CheckpointError) else CheckpointError(f"{type(error).__name__}: {error}")
         log.warning("[step=%d] the checkpoint was not saved: %s", order.step, problem)
         report("checkpoint.failed", step=order.step, name=order.name, reason=problem.message, seen=problem.seen)

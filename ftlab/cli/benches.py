@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from ftlab.bench.overhead import bench_overhead, overhead_table
 from ftlab.bench.recovery import KINDS, bench_recovery, recovery_table
@@ -24,6 +25,16 @@ def bench(arguments: argparse.Namespace) -> int:
 
         result = bench_checkpoint(_sizes(arguments.size_mb), arguments.repeats, arguments.blocks, arguments.dir, say)
         table = checkpoint_table(result)
+    elif arguments.what == "interval":
+        from ftlab.bench.interval import bench_interval, interval_page, interval_table
+
+        _check_folder(arguments.report)
+        result = bench_interval(_intervals(arguments.every), arguments.steps, arguments.kills, arguments.seed,
+                                arguments.nodes or 2, arguments.spares, say)
+        table = interval_table(result)
+        if arguments.report:
+            Path(arguments.report).write_text(interval_page(result), encoding="utf-8")
+            say(f"report: {arguments.report}")
     else:
         kinds = [name for name in arguments.faults.split(",") if name] or list(KINDS)
         unknown = sorted(set(kinds) - set(KINDS))
@@ -44,3 +55,16 @@ def _sizes(text: str) -> list[float]:
     if not sizes or not all(0 < size < 1e6 for size in sizes):
         raise ConfigError(f"--size-mb must be sizes in MB, separated by commas (got {text!r})")
     return sizes
+
+
+def _intervals(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--every must be numbers of steps, separated by commas (got {text!r})") from None
+
+
+def _check_folder(report: str) -> None:
+    """Before minutes of measuring, not after them."""
+    if report and not Path(report).absolute().parent.is_dir():
+        raise ConfigError(f"--report cannot be written: there is no folder {Path(report).absolute().parent}")

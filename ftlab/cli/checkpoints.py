@@ -33,7 +33,7 @@ _PATIENCE_S = 2.0  # after that, somebody who waits is told how far it is
 
 
 def ls(arguments: argparse.Namespace) -> int:
-    """List the checkpoints, the newest first."""
+    """List the checkpoints: what a run would resume from first, those without a manifest last."""
     vault, entries = _open(arguments)
     rows = [_row(vault, entry) for entry in entries]
     _answer(arguments, {"directory": vault.storage.url, "checkpoints": rows}, _listing(rows))

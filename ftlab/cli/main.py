@@ -85,8 +85,8 @@ def _add_clusters(commands: Any) -> None:
 def _add_drill(commands: Any) -> None:
     drill = _add(commands, "drill", _drill, "one experiment: break a cluster, measure, compare with an undisturbed "
                  "twin", "ftlab drill kill --seed 3 --json")
-    drill.add_argument("name", metavar="NAME", help="kill, crash, hang, stall, partition, controller, blackout, corrupt; "
-                       "`random` for a random schedule, `all` for one of each")
+    drill.add_argument("name", metavar="NAME", help="kill, crash, hang, stall, partition, controller, blackout, "
+                       "corrupt; `random` for a random schedule, `all` for one of each")
     _add_size(drill)
     drill.add_argument("--steps", type=int, default=150, help="steps to train (default 150)")
     drill.add_argument("--step-ms", type=float, default=20.0, help="length of a step (default 20)")
@@ -99,10 +99,11 @@ def _add_drill(commands: Any) -> None:
 
 def _add_bench(commands: Any) -> None:
     bench = _add(commands, "bench", _bench, "measure: recovery (per fault), overhead (when nothing breaks), "
-                 "checkpoint (beside torch's own)", "ftlab bench recovery --runs 5 --json")
-    bench.add_argument("what", choices=("recovery", "overhead", "checkpoint"))
+                 "checkpoint (beside torch's own), interval (predicted and measured)",
+                 "ftlab bench recovery --runs 5 --json")
+    bench.add_argument("what", choices=("recovery", "overhead", "checkpoint", "interval"))
     _add_size(bench)
-    bench.set_defaults(nodes=None)  # 4 for recovery, 2 for overhead: a worker per core
+    bench.set_defaults(nodes=None)  # 4 for recovery, 2 for the others: a worker per core
     bench.add_argument("--runs", type=int, default=5, help="for recovery: runs per fault (default 5)")
     bench.add_argument("--faults", default="", help="for recovery: only these, separated by commas")
     bench.add_argument("--size-mb", default="12,120,1200", help="for checkpoint: sizes of the state, separated by "
@@ -111,6 +112,12 @@ def _add_bench(commands: Any) -> None:
     bench.add_argument("--blocks", type=int, default=10, help="for checkpoint: pairs of 50 training steps with and "
                        "without a save (default 10; 0: none)")
     bench.add_argument("--dir", default="", help="for checkpoint: a folder on the disk to be measured (default: here)")
+    bench.add_argument("--every", default="2,5,10,20,50", help="for interval: steps between two checkpoints, separated "
+                       "by commas (default 2,5,10,20,50)")
+    bench.add_argument("--steps", type=int, default=0, help="for interval: steps to train (default: enough for the "
+                       "longest interval)")
+    bench.add_argument("--kills", type=int, default=4, help="for interval: blackouts per run (default 4)")
+    bench.add_argument("--report", default="", metavar="FILE.html", help="for interval: write a self-contained file")
     bench.add_argument("--seed", type=int, default=0)
     bench.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

@@ -179,7 +179,7 @@ def _check(name: str, facts: dict[str, Any], not_fired: list[str], returned: boo
     expect(facts["samples_repeated"] == 0, f"{facts['samples_repeated']} samples were repeated")
     if name in _FROM_STORAGE:
         expect(facts["source"] == "storage", f"the state came from {facts['source']}, not from storage")
-        expect(facts["steps_lost"] <= 3 * _SAVE_EVERY, f"{facts['steps_lost']} steps were lost: a checkpoint was missed")
+        expect(facts["steps_lost"] <= 3 * _SAVE_EVERY, f"{facts['steps_lost']} steps were lost, too many")
         expect(facts["damaged"] >= (name == "corrupt"), "the damaged checkpoint was not noticed")
     else:
         expect(facts["steps_lost"] == 0, f"{facts['steps_lost']} committed steps were lost")

@@ -21,5 +21,5 @@ from ftlab.faults.catalogue import (
 from ftlab.faults.injection import Injection, Pending
 from ftlab.faults.schedule import Schedule, random_schedule
 
-__all__ = ["KINDS", "Fault", "Injection", "Pending", "Schedule", "blackout", "controller", "corrupt", "crash", "hang", "kill",
-           "make", "partition", "random_schedule", "stall"]
+__all__ = ["KINDS", "Fault", "Injection", "Pending", "Schedule", "blackout", "controller", "corrupt", "crash", "hang",
+           "kill", "make", "partition", "random_schedule", "stall"]

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ftlab.checkpoint import manager as module
+from ftlab.checkpoint import ranks
 from ftlab.checkpoint.manager import CheckpointManager
 from ftlab.checkpoint.storage import LocalStorage
 from ftlab.checkpoint.vault import COMMIT, DAMAGED, MANIFEST, digest
@@ -60,7 +61,7 @@ class Run:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.storage = Moody(str(folder))
-        monkeypatch.setattr(module, "open_storage", lambda url: self.storage)
+        monkeypatch.setattr(ranks, "open_storage", lambda url: self.storage)
         self.folder, self.events = folder, []
         self.manager = CheckpointManager(str(folder), on_event=self.heard, **settings)
         self.notes: dict[str, Any] = {"step": 0, "weight": torch.zeros(1000)}

@@ -77,15 +77,15 @@ def _tree(folder: Path) -> dict[str, bytes]:
 # ---- ls ----------------------------------------------------------------------------------------------------
 
 
-def test_ls_tells_everything_with_the_newest_first(capsys, saved):
+def test_ls_tells_everything_with_the_newest_first_and_unfinished_ones_last(capsys, saved):
     _unfinish(saved, 30)
     code, found = _json(capsys, "ls", "--dir", saved)
     rows = found["checkpoints"]
     assert code == 0 and found["directory"] == str(saved)
-    assert [(row["step"], row["status"]) for row in rows] == [(30, "incomplete"), (20, "good"), (10, "good")]
-    assert rows[0]["reason"] and rows[0]["shards"] is None and rows[0]["bytes"] > 0
-    assert (rows[1]["epoch"], rows[1]["metrics"], rows[1]["shards"]) == (2, {"loss": 0.05}, 1)
-    assert rows[1]["bytes"] == (_folder(saved, 20) / "shard-00000.bin").stat().st_size and rows[1]["age_s"] < 600
+    assert [(row["step"], row["status"]) for row in rows] == [(20, "good"), (10, "good"), (30, "incomplete")]
+    assert rows[2]["reason"] and rows[2]["shards"] is None and rows[2]["bytes"] > 0
+    assert (rows[0]["epoch"], rows[0]["metrics"], rows[0]["shards"]) == (2, {"loss": 0.05}, 1)
+    assert rows[0]["bytes"] == (_folder(saved, 20) / "shard-00000.bin").stat().st_size and rows[0]["age_s"] < 600
 
 
 def test_ls_prints_a_table(capsys, saved):
