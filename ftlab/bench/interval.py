@@ -6,6 +6,7 @@ run took longer, from its first step to its last, than the same number of typica
 
 The model is fitted to the events of these runs together: the bench shows how well its form fits, it forecasts nothing.
 It predicts the mean of many schedules, and each interval was measured on one. Load on the machine shows up as loss.
+The kills come per step, the model's failures per second: a run much longer than the others is predicted too high.
 """
 
 from __future__ import annotations

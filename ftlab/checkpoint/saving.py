@@ -47,9 +47,9 @@ class SaveOrder:
         return asdict(self)
 
 
-def persist(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, timeout_s: float,
-            over: Callable[[], bool] = lambda: False) -> list[str]:
-    """Write a snapshot, commit it if this rank is the one that commits, then retain; the names that were removed.
+def persist(vault: Vault, order: SaveOrder, data: memoryview, *, timeout_s: float,
+            over: Callable[[], bool] = lambda: False) -> None:
+    """Write a snapshot, and commit it if this rank is the one that commits.
 
     `over` tells that the ranks which save together are not all there any more: waiting for their shards is in vain.
     """
@@ -59,7 +59,6 @@ def persist(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, time
         if order.world == 1:
             _clear_up(vault, order.name)
         raise
-    return _retain(vault, keep) if order.rank == 0 else []
 
 
 def _write(vault: Vault, order: SaveOrder, data: memoryview, deadline: float, over: Callable[[], bool]) -> None:
@@ -80,10 +79,11 @@ def _clear_up(vault: Vault, name: str) -> None:
             vault.remove(name)
 
 
-def _retain(vault: Vault, keep: int) -> list[str]:
+def retire(vault: Vault, keep: int) -> list[str]:
+    """After a commit: remove what is not to be kept; the names. That it cannot be removed is no failure of the save."""
     try:
         return vault.retain(keep)
-    except StorageError as error:  # the checkpoint is there all the same
+    except StorageError as error:
         log.warning("old checkpoints could not be removed: %s", error)
         return []
 

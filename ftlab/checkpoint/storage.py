@@ -8,27 +8,17 @@ to do there. Nothing is ever renamed: an object store cannot, and a marker that 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlparse
 
 from ftlab.errors import CheckpointError, StorageError
 
-_PIECE = 1 << 20  # bytes that are read ahead
-
-
-class Reader(Protocol):
-    """An open file."""
-
-    def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill memory from the file; how many bytes came."""
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go elsewhere."""
+Read = Callable[[int, Sequence[memoryview]], int]  # from a place in a file into memory: how many bytes came
+_MANY = 512  # buffers in one system call
 
 
 class Storage(Protocol):
@@ -51,8 +41,8 @@ class Storage(Protocol):
     def read(self, folder: str, name: str) -> bytes:
         """A small file."""
 
-    def open(self, folder: str, name: str) -> contextlib.AbstractContextManager[Reader]:
-        """A large file, to be read from its beginning to its end."""
+    def open(self, folder: str, name: str) -> contextlib.AbstractContextManager[Read]:
+        """A large file, of which any part can be read into memory, by several threads at once."""
 
     def remove(self, folder: str, first: str) -> None:
         """Delete a folder, the file called `first` before the others."""
@@ -93,8 +83,9 @@ class LocalStorage:
             (self.root / folder).mkdir(exist_ok=True)
             fd = os.open(self.root / folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
+                at = 0
                 for piece in pieces:
-                    _write_all(fd, memoryview(piece))
+                    at += _write_all(fd, memoryview(piece).cast("B"), at)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -115,11 +106,14 @@ class LocalStorage:
             return (self.root / folder / name).read_bytes()
 
     @contextlib.contextmanager
-    def open(self, folder: str, name: str) -> Iterator[Reader]:
-        """Large reads go past the buffer, straight into memory."""
-        with (_explained(f"cannot read {self.root / folder / name}"),
-              io.BufferedReader(io.FileIO(self.root / folder / name), _PIECE) as file):
-            yield file
+    def open(self, folder: str, name: str) -> Iterator[Read]:
+        """Read straight into memory."""
+        with _explained(f"cannot read {self.root / folder / name}"):
+            fd = os.open(self.root / folder / name, os.O_RDONLY)
+            try:
+                yield lambda offset, buffers: _read_all(fd, offset, buffers)
+            finally:
+                os.close(fd)
 
     def remove(self, folder: str, first: str) -> None:
         """Delete a folder; what is left after a crash in between is no checkpoint any more."""
@@ -180,11 +174,23 @@ class ObjectStorage:
             return bytes(self._fs.cat_file(f"{self._root}/{folder}/{name}"))
 
     @contextlib.contextmanager
-    def open(self, folder: str, name: str) -> Iterator[Reader]:
-        """Read ahead in large blocks."""
-        with (_explained(f"cannot read {self.url}/{folder}/{name}"),
-              self._fs.open(f"{self._root}/{folder}/{name}", "rb", block_size=8 * _PIECE) as file):
-            yield file
+    def open(self, folder: str, name: str) -> Iterator[Read]:
+        """Download the part that is asked for."""
+        path = f"{self._root}/{folder}/{name}"
+
+        def read(offset: int, buffers: Sequence[memoryview]) -> int:
+            size = sum(len(buffer) for buffer in buffers)
+            data = memoryview(self._fs.cat_file(path, start=offset, end=offset + size) if size else b"")
+            done = 0
+            for buffer in buffers:
+                part = data[done:done + len(buffer)]
+                buffer[:len(part)] = part
+                done += len(part)
+            return done
+
+        with _explained(f"cannot read {self.url}/{folder}/{name}"):
+            self._fs.info(path)
+            yield read
 
     def remove(self, folder: str, first: str) -> None:
         """Delete a folder, its marker before the rest."""
@@ -199,10 +205,27 @@ def _name(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1]
 
 
-def _write_all(fd: int, data: memoryview) -> None:
-    data = data.cast("B")
-    while data:
-        data = data[os.write(fd, data):]
+def _write_all(fd: int, data: memoryview, at: int) -> int:
+    """Write everything, and have the kernel begin to write it out: fsync then finds little left to do."""
+    left = data
+    while left:
+        left = left[os.write(fd, left):]
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, at, len(data), os.POSIX_FADV_DONTNEED)  # dirty pages are queued, not dropped
+    return len(data)
+
+
+def _read_all(fd: int, offset: int, buffers: Sequence[memoryview]) -> int:
+    """Fill all buffers from one place on, or up to the end of the file."""
+    done = 0
+    left = [buffer for buffer in buffers if len(buffer)]
+    while left and (count := os.preadv(fd, left[:_MANY], offset + done)):
+        done += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]
+    return done
 
 
 @contextlib.contextmanager

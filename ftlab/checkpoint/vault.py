@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import xxhash
-
+from ftlab.checkpoint.digest import PIECE, combine, digest, digest_piece
 from ftlab.checkpoint.manifest import Manifest, Shard
 from ftlab.checkpoint.reading import ShardReader
 from ftlab.checkpoint.storage import Storage
@@ -20,7 +19,6 @@ from ftlab.checkpoint.tree import Packed
 from ftlab.errors import CheckpointDamaged, CheckpointTooNew, NoCheckpoint, StorageError
 
 MANIFEST, COMMIT, DAMAGED = "manifest.json", "COMMIT", "DAMAGED"
-_PIECE = 4 << 20  # hashed while it is still in the cache
 _NAME = re.compile(r"step-(\d{10})-([0-9a-z]+)")
 
 
@@ -50,7 +48,8 @@ class Vault:
 
     def entries(self) -> list[Entry]:
         """All checkpoints, the one that was committed last first: a run may have gone back to an earlier step."""
-        found = [self.look(name) for name in self.storage.folders() if _NAME.fullmatch(name)]
+        names = [name for name in self.storage.folders() if _NAME.fullmatch(name)]
+        found = [entry for name in names if (entry := self._look_again(name)) is not None]
         return sorted(found, key=lambda entry: (entry.manifest.created if entry.manifest else 0.0, entry.step),
                       reverse=True)
 
@@ -71,6 +70,13 @@ class Vault:
         except CheckpointDamaged as error:
             return Entry(name=name, step=step, status="damaged", reason=error.message)
         return Entry(name=name, step=step, status="good", manifest=manifest)
+
+    def _look_again(self, name: str) -> Entry | None:
+        """Look, and look again if somebody removed it meanwhile; None if it is gone."""
+        try:
+            return self.look(name)
+        except StorageError:
+            return self.look(name) if self.storage.files(name) else None
 
     def find(self, which: int | str) -> Entry:
         """A checkpoint by its step or its folder's name; raises NoCheckpoint."""
@@ -99,17 +105,17 @@ class Vault:
 
     def write_shard(self, name: str, rank: int, data: memoryview, header_bytes: int) -> Shard:
         """Write one rank's part; it is durable when this returns, and no checkpoint yet."""
-        sha = xxhash.xxh3_128()
+        found: list[bytes] = []
 
-        def hashed() -> Iterator[memoryview]:
-            for start in range(0, len(data), _PIECE):
-                piece = data[start:start + _PIECE]
-                sha.update(piece)
+        def digested() -> Iterator[memoryview]:
+            for start in range(0, len(data), PIECE):
+                piece = data[start:start + PIECE]
+                found.append(digest_piece([piece]))
                 yield piece
 
         file = f"shard-{rank:05d}.bin"
-        self.storage.write(name, file, hashed())
-        return Shard(file=file, rank=rank, bytes=len(data), header_bytes=header_bytes, digest=sha.hexdigest())
+        self.storage.write(name, file, digested())
+        return Shard(file=file, rank=rank, bytes=len(data), header_bytes=header_bytes, digest=combine(found))
 
     def commit(self, name: str, manifest: Manifest) -> None:
         """Make it a checkpoint: manifest first, marker last, each durable before the next."""
@@ -173,8 +179,3 @@ class Vault:
 def folder_name(step: int, tag: str) -> str:
     """The folder of a checkpoint; `tag` tells apart two saves of one step."""
     return f"step-{step:010d}-{tag}"
-
-
-def digest(raw: bytes) -> str:
-    """The digest that markers hold."""
-    return str(xxhash.xxh3_128(raw).hexdigest())

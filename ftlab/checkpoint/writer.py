@@ -10,10 +10,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ftlab.checkpoint.arena import Slot
-from ftlab.checkpoint.saving import SaveOrder, persist
+from ftlab.checkpoint.saving import SaveOrder, persist, retire
 from ftlab.checkpoint.vault import Vault
 from ftlab.errors import CheckpointError, StorageError, WaitTimeout
 
@@ -116,7 +115,7 @@ def write_and_report(vault: Vault, order: SaveOrder, data: memoryview, *, keep: 
                      report: Report, over: Callable[[], bool] = lambda: False) -> CheckpointError | None:
     """Persist a snapshot and say how that went; the error, if there was one."""
     try:
-        removed = persist(vault, order, data, keep=keep, timeout_s=timeout_s, over=over)
+        persist(vault, order, data, timeout_s=timeout_s, over=over)
     except Exception as error:  # the outer edge of a thread: training must not die of a full disk
         error.__cause__ = error.__context__ = error.__traceback__ = None  # they would keep the snapshot's memory
         problem = error if isinstance(error, CheckpointError) else CheckpointError(f"{type(error).__name__}: {error}")
@@ -124,6 +123,9 @@ def write_and_report(vault: Vault, order: SaveOrder, data: memoryview, *, keep: 
         report("checkpoint.failed", step=order.step, name=order.name, reason=problem.message, seen=problem.seen)
         return problem
     if order.rank == 0:
-        facts: dict[str, Any] = {"name": order.name, "bytes": order.bytes, "world": order.world, "removed": removed}
-        report("checkpoint.committed", step=order.step, seconds=round(time.monotonic() - order.taken, 4), **facts)
+        report("checkpoint.committed", step=order.step, seconds=round(time.monotonic() - order.taken, 4),
+               name=order.name, bytes=order.bytes, world=order.world)
+        removed = retire(vault, keep)
+        if removed:
+            report("checkpoint.retired", step=order.step, names=removed)
     return None

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
-
 from ftlab import messages
 from ftlab.checkpoint.arena import Slot
+from ftlab.checkpoint.digest import digest
 from ftlab.checkpoint.saving import SaveOrder
 from ftlab.checkpoint.storage import open_storage
 from ftlab.checkpoint.vault import Vault
@@ -123,7 +122,7 @@ class Keeper:
         slot = slots[order.slot]
         data = slot.view(save.bytes)
         card = {**save.to_dict(), "job": order.job, "local_rank": order.local_rank,
-                "digest": xxhash.xxh3_128(data).hexdigest()}
+                "digest": digest(data)}
         slot.label(card)
         self._replicate(order, card, data)
         config = self._configs[order.job]

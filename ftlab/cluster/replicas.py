@@ -18,9 +18,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-import xxhash
-
 from ftlab.checkpoint.arena import Slot
+from ftlab.checkpoint.digest import digest
 
 log = logging.getLogger(__name__)
 _PATIENCE_S = 5  # with a buddy that does not move
@@ -90,6 +89,6 @@ def _receive(sock: socket.socket, slot: Slot, card: dict[str, Any]) -> None:
         if count == 0:
             raise EOFError
         left = left[count:]
-    if xxhash.xxh3_128(view).hexdigest() != card["digest"]:
+    if digest(view) != card["digest"]:
         raise ValueError("the replica does not match its digest")
     slot.label(card)

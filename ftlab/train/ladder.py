@@ -11,7 +11,7 @@ from typing import Any
 
 from ftlab.checkpoint.arena import Slot
 from ftlab.checkpoint.manifest import Shard
-from ftlab.checkpoint.reading import MemoryReader, ShardReader
+from ftlab.checkpoint.reading import ShardReader, read_memory
 from ftlab.checkpoint.restoring import put, restore
 from ftlab.checkpoint.state import TrainingState
 from ftlab.checkpoint.storage import open_storage
@@ -108,4 +108,4 @@ def read_card(card: Card, data: memoryview) -> Packed:
     """A snapshot in memory, verified; raises CheckpointDamaged."""
     shard = Shard(file="memory", rank=card["rank"], bytes=card["bytes"], header_bytes=card["header_bytes"],
                   digest=card["digest"])
-    return ShardReader(MemoryReader(data), shard, "the snapshot in memory").read()
+    return ShardReader(read_memory(data), shard, "the snapshot in memory").read()

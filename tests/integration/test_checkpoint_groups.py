@@ -42,9 +42,14 @@ def test_under_ddp_one_rank_writes_all_return_and_all_load_the_same(tmp_path):
     saved = values(groups.run(3, groups.ddp_saves, tmp_path))
     digests, names, events = zip(*saved, strict=True)
     assert len(set(digests)) == len(set(names)) == 1
-    assert [kinds[:-1] for kinds in events] == [["checkpoint.snapshot", "checkpoint.committed"], [], []]
+    assert [kinds[:-1] for kinds in events] == [["checkpoint.snapshot", "checkpoint.committed"],
+                                                ["checkpoint.snapshot"], ["checkpoint.snapshot"]]
     assert sorted(os.listdir(tmp_path / "run")) == [names[0]], "one checkpoint, and no probe is left"
-    assert sorted(os.listdir(tmp_path / "run" / names[0])) == ["COMMIT", "manifest.json", "shard-00000.bin"]
+    files = {path.name: path.stat().st_size for path in (tmp_path / "run" / names[0]).glob("shard-*.bin")}
+    with CheckpointManager(str(tmp_path / "run")) as manager:
+        held = [set(tree.unpack(manager.vault.read_shard(names[0], shard))["parts"])
+                for shard in manager.entries()[0].manifest.shards]
+    assert len(files) == 3 and held[1:] == [{"generators"}] * 2 and "model" in held[0], "one rank writes the state"
     loaded = values(groups.run(3, groups.ddp_loads, tmp_path))
     assert [found[:2] for found in loaded] == [(4, digests[0])] * 3
     assert len({found[2] for found in loaded}) == 1, "and they go on together"

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from ftlab.checkpoint import tree
+from ftlab.checkpoint.digest import digest
 from ftlab.checkpoint.manager import CheckpointManager
 from ftlab.checkpoint.manifest import FORMAT
-from ftlab.checkpoint.vault import COMMIT, MANIFEST, digest
+from ftlab.checkpoint.vault import COMMIT, MANIFEST
 from ftlab.errors import (
     CheckpointDamaged,
     CheckpointError,

@@ -164,6 +164,7 @@ def test_time_between_saves_is_counted_from_the_last_one(start, monkeypatch):
     for step in range(1, 10):
         clock[0] += 12
         saved += [step] if run.manager.step({"notes": run.notes}, step) else []
+        run.manager.wait()
     assert saved == [3, 6, 9]
 
 

@@ -18,7 +18,7 @@ import torch
 from ftlab.checkpoint import tree
 from ftlab.checkpoint.arena import Slot
 from ftlab.checkpoint.manager import CheckpointManager
-from ftlab.checkpoint.saving import SaveOrder, persist
+from ftlab.checkpoint.saving import SaveOrder, persist, retire
 from ftlab.checkpoint.storage import LocalStorage
 from ftlab.checkpoint.vault import COMMIT, DAMAGED, MANIFEST, Vault, digest
 from ftlab.errors import CheckpointDamaged, NoCheckpoint, StorageError
@@ -35,7 +35,9 @@ def save(vault: Vault, step: int, tag: str = "", *, keep: int = 99, rank: int = 
         filled = slot.fill(tree.pack({"step": step, "weight": torch.full((300,), float(step))}))
         order = SaveOrder(step=step, tag=tag or f"t{step}", bytes=filled.bytes, header_bytes=filled.header_bytes,
                           rank=rank, world=world)
-        persist(vault, order, slot.view(filled.bytes), keep=keep, timeout_s=5)
+        persist(vault, order, slot.view(filled.bytes), timeout_s=5)
+        if order.rank == 0:
+            retire(vault, keep)
         return order.name
     finally:
         slot.close()
