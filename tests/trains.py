@@ -201,7 +201,7 @@ def greets(ctx: Any) -> str:
     return ctx.node
 
 
-def sharded(ctx: Any, steps: int = 40, step_s: float = 0.01, build_fails: bool = False) -> dict[str, Any]:
+def sharded(ctx: Any, steps: int = 40, step_s: float = 0.01, wrong: str = "") -> dict[str, Any]:
     """A model under FSDP2: every rank holds a part of it."""
     from torch.distributed.fsdp import fully_shard
 
@@ -210,7 +210,10 @@ def sharded(ctx: Any, steps: int = 40, step_s: float = 0.01, build_fails: bool =
     def build(mesh: Any) -> dict[str, Any]:
         model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 8))
         fully_shard(model, mesh=mesh)
-        return {"net": model} if build_fails else {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+        if wrong == "raises":
+            raise LookupError("no such layer")
+        name = "net" if wrong == "name" else "model"
+        return {name: model, "optimizer": torch.optim.AdamW(model.parameters())}
 
     parts = ctx.sharded(build)
     data = ctx.sampler(len(x), global_batch=48, seed=5)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 import zlib
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +24,7 @@ from ftlab.checkpoint import ranks, tree
 from ftlab.checkpoint.state import TrainingState, differences
 from ftlab.elastic import transfer
 from ftlab.elastic.group import Group, GroupSevered
-from ftlab.errors import FtlabError, ModelMismatch
+from ftlab.errors import FtlabError, ModelMismatch, TrainingFailed
 from ftlab.membership import RankTable
 from ftlab.messages import Place
 from ftlab.train.ladder import Ladder, Note
@@ -207,12 +208,23 @@ class Session:
         self._holds = self.synchronised = True
 
     def _synchronise_sharded(self, job: ShardedJob) -> None:
-        with self._span("strategy"):
-            job.build(self.state, self.world)
-        with self._span("load_data"):
-            self.source, notes = job.restore(self.state, self.ladder, self.rank, self.world, self._trained)
+        try:
+            with self._span("strategy"):
+                job.build(self.state, self.world)
+            with self._span("load_data"):
+                self.source, notes = job.restore(self.state, self.ladder, self.rank, self.world, self._trained)
+        except Exception as error:
+            self._require_broken(error)
+            raise
         self._tell(notes)
         self._holds = self.synchronised = True
+
+    def _require_broken(self, error: Exception) -> None:
+        """An error of the train function's own code, while the world is whole, ends the job with its traceback."""
+        whole = self.group is not None and not self.group.broken() and not self.link.over(self.generation)
+        if whole and not isinstance(error, FtlabError | dist.DistError):
+            trace = "".join(traceback.format_exception(error))
+            raise TrainingFailed(f"{type(error).__name__}: {error}\n\n{trace}", traceback=trace) from error
 
     def _tell(self, notes: Sequence[Note]) -> None:
         for event, step, facts in notes:

@@ -14,7 +14,7 @@ import pytest
 import ftlab
 from ftlab import CheckpointConfig, faults
 from ftlab.cluster.job import Job
-from ftlab.errors import ConfigError, NoCheckpoint, StateLost
+from ftlab.errors import ConfigError, NoCheckpoint, StateLost, TrainingFailed
 from tests import trains
 from tests.conftest import require
 from tests.contract.conftest import _CREDENTIALS, Server
@@ -97,9 +97,13 @@ def test_a_sharded_job_shrinks_and_its_shards_are_put_together_anew(tmp_path):
         assert {row["world"] for row in report.values.values()} == {2} and report.digest is not None
 
 
-def test_build_must_return_a_model(cluster):
+def test_build_must_return_a_model_and_its_own_errors_end_the_job_with_their_traceback(cluster):
     with pytest.raises(ConfigError, match="must return a dict with a model"):
-        cluster.submit(trains.sharded, build_fails=True).result(timeout=60)
+        cluster.submit(trains.sharded, wrong="name").result(timeout=60)
+    job = cluster.submit(trains.sharded, wrong="raises")
+    with pytest.raises(TrainingFailed, match=r"(?s)no such layer.*in build"):
+        job.result(timeout=60)
+    assert len(_steps(job, "recovery.started")) <= 1, "trying again would not mend it"
 
 
 # ---- resuming ----------------------------------------------------------------------------------------------
