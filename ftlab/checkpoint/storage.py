@@ -8,6 +8,7 @@ to do there. Nothing is ever renamed: an object store cannot, and a marker that 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,8 @@ from ftlab.errors import CheckpointError, StorageError
 
 Read = Callable[[int, Sequence[memoryview]], int]  # from a place in a file into memory: how many bytes came
 _MANY = 512  # buffers in one system call
+_BEGIN_WRITING = 2  # SYNC_FILE_RANGE_WRITE; only a hint, so its answer does not matter
+_libc = ctypes.CDLL(None)
 
 
 class Storage(Protocol):
@@ -210,8 +213,8 @@ def _write_all(fd: int, data: memoryview, at: int) -> int:
     left = data
     while left:
         left = left[os.write(fd, left):]
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, at, len(data), os.POSIX_FADV_DONTNEED)  # dirty pages are queued, not dropped
+    if hasattr(_libc, "sync_file_range"):
+        _libc.sync_file_range(fd, ctypes.c_int64(at), ctypes.c_int64(len(data)), _BEGIN_WRITING)
     return len(data)
 
 
