@@ -38,6 +38,7 @@ from ftlab.errors import ConfigError
 Say = Callable[[str], None]
 Figures = dict[str, dict[str, list[float]]]  # method -> figure -> one value per repeat
 _WARM = 2  # rounds that do not count: whoever copies into two buffers in turn has then touched both
+_SETTLE = 600e6  # bytes a second: the disk is still busy with the blocks of the file that was just removed
 _LARGE_MB = 500  # from here on three repeats do
 
 
@@ -102,6 +103,7 @@ def _rotated(turns: list[Any], by: int) -> list[Any]:
 def _measure(method: Method | None, limits: Limits, path: Path, figures: Figures) -> None:
     """One turn of one method, or of the limits."""
     sync()
+    time.sleep(limits.bytes / _SETTLE)
     if method is None:
         begin = time.perf_counter()
         limits.memcpy()
@@ -123,6 +125,7 @@ def _measure_save(method: Method, path: Path) -> dict[str, list[float]]:
 
 
 def _measure_load(method: Method, path: Path) -> dict[str, list[float]]:
+    method.load(path)  # not counted: what was synced may have left the page cache, what was not is still in it
     begin = time.perf_counter()
     method.load(path)
     found = {"load_s": [time.perf_counter() - begin]}

@@ -200,6 +200,7 @@ class Limits:
     """What no method can beat: one copy of the state in memory, and writing its bytes to the disk."""
 
     def __init__(self, load: Workload) -> None:
+        self.bytes = load.bytes
         self._tensors = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in load.flat().values()]
         self._buffer = torch.zeros(load.bytes, dtype=torch.uint8)
         sizes = [len(tensor) for tensor in self._tensors]

@@ -6,7 +6,9 @@ A save that fails is kept as `error` and told to `report`; training hears of it 
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from ftlab.checkpoint.vault import Vault
 from ftlab.errors import CheckpointError, StorageError, WaitTimeout
 
 log = logging.getLogger(__name__)
+_NICE = 5
 SLOW = "two snapshots are still being written: storage is slower than the interval"
 Report = Callable[..., None]  # kind, step=, and the facts
 
@@ -27,7 +30,7 @@ class BackgroundWriter:
     def __init__(self, vault: Vault, *, keep: int, timeout_s: float, report: Report) -> None:
         self.vault, self.keep, self.timeout_s, self.report = vault, keep, timeout_s, report
         self.error: CheckpointError | None = None  # of the last save, if it failed
-        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[Slot] = queue.LifoQueue()  # the one used last is the warmest
         self._slots = [Slot(), Slot()]
         for slot in self._slots:
             self._free.put(slot)
@@ -94,6 +97,7 @@ class BackgroundWriter:
         return slot
 
     def _run(self) -> None:
+        step_back()
         while (work := self._orders.get()) is not None:
             slot, order = work
             try:
@@ -109,6 +113,12 @@ class BackgroundWriter:
     def _write(self, slot: Slot, order: SaveOrder) -> None:
         self.error = write_and_report(self.vault, order, slot.view(order.bytes), keep=self.keep,
                                       timeout_s=self.timeout_s, report=self.report)
+
+
+def step_back() -> None:
+    """Let training go first where processors are scarce: lower this thread's priority, where that is possible."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def write_and_report(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, timeout_s: float,

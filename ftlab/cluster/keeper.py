@@ -21,7 +21,7 @@ from ftlab.checkpoint.digest import digest
 from ftlab.checkpoint.saving import SaveOrder
 from ftlab.checkpoint.storage import open_storage
 from ftlab.checkpoint.vault import Vault
-from ftlab.checkpoint.writer import write_and_report
+from ftlab.checkpoint.writer import step_back, write_and_report
 from ftlab.cluster.replicas import ReplicaServer, send_replica
 from ftlab.config import CheckpointConfig
 
@@ -96,6 +96,7 @@ class Keeper:
                 slot.wipe()
 
     def _run(self) -> None:
+        step_back()
         while True:
             order = self._orders.get()
             if isinstance(order, str):
