@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from torch.utils.data import DataLoader
 from ftlab.checkpoint import tree
 from ftlab.checkpoint.rng import Generators
 from ftlab.errors import ConfigError
+
+_GRAD_AND_VERSION = attrgetter("grad", "_version")
 
 
 class TrainingState:
@@ -146,9 +149,8 @@ class _Mark:
         self.buffers = [self._buffer(index) for index in range(len(self.places))]
         self.copies = [buffer.detach().clone() for buffer in self.buffers]
         self.versions = [buffer._version for buffer in self.buffers]
-        self.grads: list[torch.Tensor | None] = []
+        self.seen: list[tuple[torch.Tensor | None, int]] = []  # each parameter's gradient and version
         self.saved: dict[str, Any] = {}
-        self.parameter_versions: list[int] = []
 
     def _buffer(self, index: int) -> torch.Tensor:
         """The buffer that is in this place now; a forward pass may have put a new one there."""
@@ -158,12 +160,11 @@ class _Mark:
         return buffer
 
     def take(self) -> None:
-        for index in self.changed_indices():
+        for index in self.changed_indices() if self.buffers else ():
             self.buffers[index] = self._buffer(index)
             self.copies[index] = self.buffers[index].detach().clone()
             self.versions[index] = self.buffers[index]._version
-        self.grads = [parameter.grad for parameter in self.parameters]
-        self.parameter_versions = [parameter._version for parameter in self.parameters]
+        self.seen = list(map(_GRAD_AND_VERSION, self.parameters))  # in every step, so without a loop in Python
         if self.small:
             self.saved = {name: copy.deepcopy(_save(part)) for name, part in self.small.items()}
 
@@ -185,11 +186,12 @@ class _Mark:
 
     def undo(self) -> bool:
         self.undo_buffers()
-        for parameter, grad in zip(self.parameters, self.grads, strict=True):
+        for parameter, (grad, _) in zip(self.parameters, self.seen, strict=True):
             parameter.grad = grad
         for name, saved in self.saved.items():
             _load(self.small[name], copy.deepcopy(saved))
-        return self.parameter_versions == [parameter._version for parameter in self.parameters]
+        return all(parameter._version == version
+                   for parameter, (_, version) in zip(self.parameters, self.seen, strict=True))
 
 
 def differences(mine: list[list[Any]], theirs: list[list[Any]]) -> Iterator[str]:

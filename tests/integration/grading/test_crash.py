@@ -14,8 +14,8 @@ import pytest
 
 from ftlab.errors import FaultError, FaultUnavailable, JobError, NotPicklable, WaitTimeout
 from ftlab.grading.crash import CrashResult, Stage, check_crashes, ptrace
-from tests.unit.grading import saves
-from tests.unit.grading.saves import get, in_place, new, old
+from tests.integration.grading import saves
+from tests.integration.grading.saves import get, in_place, new, old
 from tests.wrong_managers import WRONG, RightManager, Steps, state
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="crash points need ptrace")
