@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ftlab.cluster.cluster import Cluster
 from ftlab.drill.drill import DrillPlan, submit_example
@@ -19,6 +20,8 @@ _STOPS = {
     "partition": "The node lives but its packets are dropped. When they pass again, it may only come back as new.",
     "stall": "Heartbeats go on, training does not: the worker that holds the others up is replaced.",
     "controller": "Nobody decides any more, and nobody needs to: training goes on until it is back.",
+    "blackout": "Every node is gone, and every copy of the state with it: it comes back from the newest checkpoint.",
+    "corrupt": "The same, and one bit of the newest checkpoint is flipped: its digest tells, the one before is used.",
 }
 _PLAN = DrillPlan(steps=120)
 
@@ -45,12 +48,14 @@ def demo(arguments: argparse.Namespace) -> int:
 def _break(cluster: Cluster, kind: str, twin: Report) -> bool:
     rank = 0 if kind == "kill" else 2  # no rank is special
     _say(f"\n{kind}: {KINDS[kind]}\n  {_STOPS[kind]}")
-    job = submit_example(cluster, _PLAN)
-    heal = 1.0 if kind in ("hang", "partition") else None
-    pending = cluster.inject(make(kind, f"rank-{rank}", at_step=40, heal_after=heal))
-    report = job.result(timeout=120)
-    assert isinstance(pending, Pending)
-    pending.wait(10)
+    with TemporaryDirectory(prefix="ftlab-demo-") as folder:
+        job = submit_example(cluster, _PLAN, folder if kind in ("blackout", "corrupt") else "")
+        heal = 1.0 if kind in ("hang", "partition") else None
+        way = "flip" if kind == "corrupt" else ""
+        pending = cluster.inject(make(kind, f"rank-{rank}", at_step=40, heal_after=heal, way=way))
+        report = job.result(timeout=120)
+        assert isinstance(pending, Pending)
+        pending.wait(10)
     same = report.digest == twin.digest
     detected = "" if report.detection_s is None else f"noticed after {report.detection_s * 1000:.0f} ms, "
     back = "no stop at all" if kind == "controller" else f"training again after {(report.stall_s or 0) * 1000:.0f} ms"
