@@ -193,9 +193,11 @@ class Controller:
                         detail=failure.detail, at=verdict)
         body = messages.encode(messages.Terminate(generation=job.generation))
         for node in self.roster.seated(job.plan):
-            if node.name != failure.node:
+            if node.name != failure.node and node.name not in job.stopped:
                 record.awaiting_stop.add(node.name)
             node.send(messages.ToWorkers(job=job.id, body=body))
+        if not record.awaiting_stop:  # they noticed before anybody told them
+            record.span("terminate", verdict, verdict)
 
     def _decide(self) -> None:
         self._deciding = False
@@ -324,7 +326,7 @@ class Controller:
         self.generation += 1
         table = seat_nodes(self.generation, [(node.name, node.address) for node in nodes], self.config.procs_per_node)
         job.table = job.tables[table.generation] = table
-        job.moved, job.finished, self._offered = set(), {}, ()
+        job.moved, job.stopped, job.finished, self._offered = set(), set(), {}, ()
         record = job.recovery = job.recovery or RecoveryRecord(cause="start", nodes=[], began=begin)
         record.generation = table.generation
         if record.decided:

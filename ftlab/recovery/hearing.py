@@ -90,6 +90,8 @@ class Hearing:
     def _stopped(self, job: Job, node: NodeView, message: messages.Stopped) -> None:
         self.log.record("worker.stopped", source=node.name, generation=message.generation, step=message.step,
                         at=message.at, reason=message.reason)
+        if message.generation == job.generation:
+            job.stopped.add(node.name)
         record = job.recovery
         if record and node.name in record.awaiting_stop:
             record.awaiting_stop.discard(node.name)

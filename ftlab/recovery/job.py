@@ -46,6 +46,7 @@ class Job:
     fatal: FtlabError | None = None
     recovery: RecoveryRecord | None = None
     last_action: Action | None = None
+    stopped: set[str] = field(default_factory=set)  # nodes that have stopped training in this generation
     moved: set[int] = field(default_factory=set)  # ranks that have committed or finished in this generation
     finished: dict[int, dict[str, Any]] = field(default_factory=dict)
     error: FtlabError | None = None

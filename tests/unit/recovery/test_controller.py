@@ -122,6 +122,20 @@ def test_a_restored_world_runs_again_and_the_record_tells_how_it_got_there(make_
     assert [event.step for event in world.events("step.committed")] == [1, 2, 3, 4]
 
 
+def test_survivors_that_stop_before_the_verdict_are_not_waited_for(make_world):
+    world = make_world(nodes=2, spares=1)
+    world.start(steps=3)
+    world.nodes["node-0"].stops()  # its peer's connection closed: it noticed before the controller did
+    world.controller.node_exited("node-1", "killed by SIGKILL")
+    world.decide()
+    world.pass_time(0.1)
+    world.seat()
+    world.commit(4)
+    [finished] = world.events("recovery.finished")
+    assert "terminate" in finished.data["phases"]
+
+
+
 def test_a_node_whose_process_ended_is_dead_at_once(make_world):
     world = make_world()
     job = world.start()
