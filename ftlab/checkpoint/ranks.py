@@ -77,7 +77,7 @@ def _raise_together(url: str, problem: str) -> None:
     answers = [""] * here()[1]
     dist.all_gather_object(answers, problem)
     if any(answers):
-        raise StorageError(f"{url} is not one storage for all {len(answers)} ranks",
+        raise StorageError(f"{url} cannot be used by all {len(answers)} ranks as one storage",
                            seen="; ".join(answer for answer in answers if answer),
                            hint="use a folder that every node mounts, or an object store (s3://, gs://)")
 

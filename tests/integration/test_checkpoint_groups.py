@@ -71,7 +71,7 @@ def test_ranks_that_are_slow_to_look_are_not_fooled_by_the_retention(tmp_path):
 def test_a_folder_that_is_not_shared_is_told_on_all_ranks_when_the_manager_is_made(tmp_path):
     for error in errors(groups.run(3, groups.own_folder, tmp_path)):
         assert isinstance(error, StorageError), error
-        assert "not one storage for all 3 ranks" in error.message
+        assert "cannot be used by all 3 ranks as one storage" in error.message
         assert "rank 1" in error.seen and "rank 2" in error.seen and "rank 0 on" not in error.seen
         assert "every node mounts" in error.hint
     assert [os.listdir(tmp_path / f"run-{rank}") for rank in range(3)] == [[], [], []], "no probe is left"

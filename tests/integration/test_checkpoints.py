@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -173,12 +174,16 @@ def small_disk(tmp_path) -> Iterator[Path]:
 
 
 def test_a_full_disk_stops_checkpoints_but_not_training(cluster, small_disk):
-    (small_disk / "ballast").write_bytes(bytes(4 << 20))
     job = cluster.submit(trains.plain, steps=400, step_s=0.01, checkpoint=_saving(small_disk, 20))
+    job.wait_for("checkpoint.committed", timeout=60)
+    with contextlib.suppress(OSError), (small_disk / "ballast").open("wb", buffering=0) as ballast:
+        while ballast.write(bytes(1 << 16)):
+            pass
     failed = job.wait_for("checkpoint.failed", timeout=60)
     assert "cannot write" in failed.data["reason"] and "No space left" in failed.data["seen"]
     (small_disk / "ballast").unlink()
-    committed = job.wait_for("checkpoint.committed", timeout=60)
+    before = len(_steps(job, "checkpoint.committed"))
+    committed = job.wait_for("checkpoint.committed", count=before + 1, timeout=60)
     report = job.result(timeout=90)
     assert report.facts["steps"] == 400 and (committed.step or 0) > (failed.step or 0)
     assert report.facts["recoveries"] == 0, "training did not even stop"
