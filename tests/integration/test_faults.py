@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import groupby
 
 import pytest
 
@@ -180,12 +181,12 @@ def test_without_a_spare_a_new_node_is_started():
 
 def test_shrinks_to_the_survivors_and_grows_again_in_the_same_bits():
     with ftlab.Cluster(nodes=4, spares=0, replace=False, echo=None) as cluster:
-        options = {"exact": True, "min_nodes": 2, "steps": 200}
+        options = {"exact": True, "min_nodes": 2, "steps": 300}
         wanted = cluster.submit(trains.everything, **options).result(timeout=120).digest
         job = cluster.submit(trains.everything, **options)
         cluster.inject(faults.hang("node-1", at_step=20, heal_after=1.5))
         report = job.result(timeout=120)
-        assert report.worlds == [4, 3, 4]
+        assert [world for world, _ in groupby(report.worlds)] == [4, 3, 4], report.worlds
         assert report.digest == wanted is not None
         actions = [event.data["action"] for event in report.events if event.kind == "action.decided"]
         assert actions == ["Shrink", "Grow"]
