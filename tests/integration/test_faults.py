@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import groupby
 
 import pytest
 
@@ -71,7 +70,7 @@ def test_all_that_is_protected_survives_a_kill(cluster, digest_of, ddp, rank):
     report = job.result(timeout=90)
     assert pending.wait().receipt["status"] == "killed by SIGKILL"
     assert (report.digest, report.recoveries, report.source) == (wanted, 1, "live")
-    assert report.value["seen"] == 60 and set(report.worlds) == {4}
+    assert report.value["seen"] == 60 and report.worlds == [4, 4]
 
 
 @pytest.mark.parametrize("kind", ["kill", "hang", "partition"])
@@ -186,7 +185,7 @@ def test_shrinks_to_the_survivors_and_grows_again_in_the_same_bits():
         job = cluster.submit(trains.everything, **options)
         cluster.inject(faults.hang("node-1", at_step=20, heal_after=1.5))
         report = job.result(timeout=120)
-        assert [world for world, _ in groupby(report.worlds)] == [4, 3, 4], report.worlds
+        assert report.worlds == [4, 3, 4]
         assert report.digest == wanted is not None
         actions = [event.data["action"] for event in report.events if event.kind == "action.decided"]
         assert actions == ["Shrink", "Grow"]
