@@ -3,7 +3,8 @@
 DDP is bound to one group, so it is wrapped anew at the first forward pass of each generation; parameters, optimizer
 and the wrapper object the train function holds stay the same. DDP would re-arrange its buckets after its first
 backward pass, which changes the order of additions; `find_unused_parameters=True` switches that off, so that a step
-gives the same bits right after a recovery as it would have given without one.
+gives the same bits right after a recovery as it would have given without one. Buffers are not broadcast in each forward
+pass: `ctx.backward` averages them, so all ranks hold the same ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ftlab.messages import Place
 from ftlab.train.session import Session
 
 
@@ -24,7 +26,7 @@ class ElasticDDP(nn.Module):
         super().__init__()
         self.module = module
         self._session = session
-        self._options = {"find_unused_parameters": True, "init_sync": False, **options}
+        self._options = {"find_unused_parameters": True, "init_sync": False, "broadcast_buffers": False, **options}
         self._wrapped: list[DistributedDataParallel] = []  # in a list: not a submodule, its parameters are ours
         self._generation = 0
         session.wrapped = self
@@ -44,7 +46,10 @@ class ElasticDDP(nn.Module):
         if self._session.table is None:
             self._session.join()
         self._wrapped.clear()
+        page, before = self._session.page, self._session.page.place
+        page.move(Place.COMMUNICATING)  # DDP meets all ranks here: who waits for a late one does not stall
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._wrapped.append(DistributedDataParallel(self.module, **self._options))
+        page.move(before)
         self._generation = self._session.generation
