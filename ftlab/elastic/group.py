@@ -17,7 +17,7 @@ import select
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any
@@ -56,7 +56,9 @@ class Group:
         host, port = self.store_address
         self._check()
         before = {(fd, inode) for fd, inode, _ in _tcp_sockets()}
-        self.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+        self.store = self._make(lambda: dist.TCPStore(host, port, is_master=False, wait_for_workers=False,
+                                                      timeout=CONNECT_TIMEOUT))
+        self.store.set_timeout(TIMEOUT)
         self._store_sockets = {(fd, inode) for fd, inode, _ in _tcp_sockets()} - before
 
     def connect(self) -> None:
@@ -71,21 +73,24 @@ class Group:
         self._check()
 
     def _build_gloo(self, store: Any) -> Any:
-        """The connected gloo group. It is built by a thread of its own: gloo may wait for a peer that will never call,
-        on no socket that could be cut, so a severed attempt is left behind and ends by its own timeout."""
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = CONNECT_TIMEOUT
         options._threads = 2
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.table.seats[self.rank].address)]
+        group = self._make(lambda: dist.ProcessGroupGloo(store, self.rank, self.table.world, options))
+        group._set_default_timeout(TIMEOUT)
+        return group
+
+    def _make(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made by a thread of its own: gloo may wait for a peer that will never call, and the
+        store's client for a controller that died, on no socket that could be cut. A severed attempt is left behind
+        and ends by its own timeout."""
         outcome: Future[Any] = Future()
-        threading.Thread(target=_build, args=(outcome, store, self.rank, self.table.world, options),
-                         name="ftlab-connect", daemon=True).start()
+        threading.Thread(target=_deliver, args=(outcome, make), name="ftlab-connect", daemon=True).start()
         while not (self.severed or outcome.done()):
             wait([outcome], timeout=0.005)
         self._check()
-        group = outcome.result()
-        group._set_default_timeout(TIMEOUT)
-        return group
+        return outcome.result()
 
     def sever(self) -> None:
         """Cut the group's connections, from any thread; repeat it until the training thread has noticed."""
@@ -143,9 +148,9 @@ def _hand_over(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return group
 
 
-def _build(outcome: Future[Any], store: Any, rank: int, size: int, options: Any) -> None:
+def _deliver(outcome: Future[Any], make: Callable[[], Any]) -> None:
     try:
-        outcome.set_result(dist.ProcessGroupGloo(store, rank, size, options))
+        outcome.set_result(make())
     except Exception as error:
         outcome.set_exception(error)
 

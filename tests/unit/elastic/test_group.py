@@ -199,6 +199,20 @@ def test_a_group_that_waits_for_a_member_that_never_comes_can_be_cut(store):
     assert run(work, 1) == [1.0]
 
 
+def test_a_group_that_waits_for_a_store_whose_controller_died_can_be_cut(store):
+    def work(rank, line):
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            port = gone.getsockname()[1]
+        group = Group(seat_nodes(1, [("node-0", "127.0.0.1")], 1), 0, ("127.0.0.1", port))
+        with severing(group, after=0.05), pytest.raises(GroupSevered, match="generation 1 is over"):
+            group.open_store()
+        group.close()
+        build(2, 0, 1, store)
+        return add_up(0)
+
+    assert run(work, 1) == [1.0]
+
+
 def test_a_group_that_was_cut_before_it_began_does_not_begin(store):
     def work(rank, line):
         group = Group(seat_nodes(1, [("node-0", "127.0.0.1")], 1), 0, store)
