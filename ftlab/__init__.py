@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from ftlab.cluster.connect import connect as connect
     from ftlab.config import CheckpointConfig as CheckpointConfig
     from ftlab.config import ClusterConfig as ClusterConfig
+    from ftlab.config import HealthConfig as HealthConfig
     from ftlab.config import JobConfig as JobConfig
     from ftlab.errors import FtlabError as FtlabError
     from ftlab.events import Event as Event
+    from ftlab.health.monitor import HealthMonitor as HealthMonitor
     from ftlab.report.report import Report as Report
+    from ftlab.train.autorecovery import train_with_auto_recovery as train_with_auto_recovery
 
 __version__ = "0.1.0"
 
@@ -37,8 +40,9 @@ _HOMES = {
     "CheckpointConfig": "ftlab.config", "CheckpointManager": "ftlab.checkpoint.manager",
     "Cluster": "ftlab.cluster.cluster", "ClusterConfig": "ftlab.config",
     "DistributedCheckpointManager": "ftlab.checkpoint.distributed", "Event": "ftlab.events",
-    "FtlabError": "ftlab.errors", "JobConfig": "ftlab.config", "Report": "ftlab.report.report",
-    "connect": "ftlab.cluster.connect", "drill": "", "faults": "",
+    "FtlabError": "ftlab.errors", "HealthConfig": "ftlab.config", "HealthMonitor": "ftlab.health.monitor",
+    "JobConfig": "ftlab.config", "Report": "ftlab.report.report", "connect": "ftlab.cluster.connect", "drill": "",
+    "faults": "", "train_with_auto_recovery": "ftlab.train.autorecovery",
 }
 __all__ = sorted(_HOMES)
 

@@ -19,7 +19,8 @@ FOLDER_LABEL = "FTLAB_FOLDER"  # and this: the cluster's folder
 MAX_MESSAGE_BYTES = 4 << 20  # one message on a link
 MAX_CODE_BYTES = 256 << 20  # one pickled train function
 
-DEFAULT_BUDGETS: Mapping[str, int] = {"node": 8, "crash": 3, "stall": 3, "link": 8}
+DEFAULT_BUDGETS: Mapping[str, int] = {"node": 8, "crash": 3, "stall": 3, "link": 8, "oom": 8, "numbers": 8,
+                                      "straggler": 2}
 
 
 class _Checked:
@@ -132,6 +133,35 @@ def checkpoint_dir(directory: str = "") -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HealthConfig(_Checked):
+    """What the health monitor calls bad."""
+
+    numbers: bool = True  # NaN and Inf in the loss or the gradients
+    loss_spike: float | None = None  # a loss so many typical deviations above the usual is bad; None: not looked at
+    grad_spike: float | None = None  # the same for the norm of the gradients
+    history: int = 50  # steps that say what is usual
+    settle: int = 10  # steps before anything is called a spike
+    memory_warn: float = 0.9  # the share of the memory limit above which a warning is given
+    straggler_factor: float = 1.5  # a rank so many times slower than the others' median holds them up
+    straggler_steps: int = 40  # for so many steps in a row
+    replace_stragglers: bool = False  # the policy may give their seats to spares
+
+    def __post_init__(self) -> None:
+        for name in ("loss_spike", "grad_spike"):
+            value = getattr(self, name)
+            self.require(value is None or value > 1, f"{name} must exceed 1: usual steps would be called bad "
+                                                     f"(got {value})")
+        self.require(self.settle >= 5, f"settle must be at least 5: fewer steps do not say what is usual (got "
+                                       f"{self.settle})")
+        self.require(self.history >= self.settle, "history must be at least settle")
+        self.require(0.5 < self.memory_warn < 1, f"memory_warn must lie between 0.5 and 1: below, a healthy run is "
+                                                 f"warned all the time (got {self.memory_warn})")
+        self.require(self.straggler_factor > 1, f"straggler_factor must exceed 1: somebody is always the slowest (got "
+                                                f"{self.straggler_factor})")
+        self.require(self.straggler_steps >= 3, "straggler_steps must be at least 3: one slow step is noise")
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobConfig(_Checked):
     """How one job trains and what it may survive."""
 
@@ -144,6 +174,7 @@ class JobConfig(_Checked):
     record_samples: bool = False  # write the sample ids of every step to the event log
     start_timeout_s: float = 300.0  # for all workers to reach their first step
     checkpoint: CheckpointConfig | None = None  # None: nothing is saved, and losing all nodes loses all
+    health: HealthConfig = field(default_factory=HealthConfig)  # what is called bad while all nodes are up
 
     def __post_init__(self) -> None:
         self.require(self.min_nodes is None or self.min_nodes >= 1, "min_nodes must be at least 1")
@@ -155,8 +186,9 @@ class JobConfig(_Checked):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> JobConfig:
         """The settings that `to_dict` described."""
-        saved = data.get("checkpoint")
-        return cls(**{**data, "checkpoint": CheckpointConfig(**saved) if saved else None})
+        saved, health = data.get("checkpoint"), data.get("health")
+        return cls(**{**data, "checkpoint": CheckpointConfig(**saved) if saved else None,
+                      "health": HealthConfig(**health) if health else HealthConfig()})
 
     def all_budgets(self) -> dict[str, int]:
         """The budget of every cause, the defaults included."""

@@ -15,8 +15,11 @@
     │   ├── ModelMismatch      ranks built different models
     │   ├── StateLost          nobody holds the training state any more
     │   ├── RecoveryExhausted  a cause used up its budget
+    │   ├── OutOfMemory        not even one sample at a time fits
     │   ├── BadPolicy          the policy raised, or returned no Action
     │   └── JobCancelled
+    ├── HealthError            the health monitor was given something it cannot judge
+    │   └── MissingRanks       not all ranks came to a barrier in time
     ├── CheckpointError        a checkpoint that cannot be written or used
     │   ├── NoCheckpoint
     │   ├── CheckpointDamaged  its digests do not match, or parts are missing
@@ -120,12 +123,24 @@ class RecoveryExhausted(JobError):
     """A cause used up its budget; `cause` names it and `history` lists what happened."""
 
 
+class OutOfMemory(JobError):
+    """Not even one sample at a time fits into memory."""
+
+
 class BadPolicy(JobError):
     """The policy raised, or returned something that is no Action."""
 
 
 class JobCancelled(JobError):
     """Somebody cancelled the job."""
+
+
+class HealthError(FtlabError):
+    """The health monitor was given something it cannot judge, or was asked before it saw anything."""
+
+
+class MissingRanks(HealthError):
+    """Not all ranks came to a barrier in time; `ranks` lists them."""
 
 
 class CheckpointError(FtlabError):

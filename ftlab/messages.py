@@ -20,8 +20,10 @@ PHASES: dict[str, tuple[str, ...]] = {  # of a recovery, and the steps of each
     "communication group restore": ("agent", "store", "load_ranktable", "connect"),
     "training recovery": ("strategy", "rollback_data", "send_state", "receive_state", "load_data", "first_step"),
 }
+NOTABLE = ("step.spoiled", "worker.caught", "memory.warned", "memory.failed")  # nodes may record these events too
 RESERVED_VALUES = frozenset({"kind", "seq", "at", "source", "generation", "rank", "step", "data", "self", "world",
-                             "ranks", "samples", "digest"})  # a step's event has fields of its own by these names
+                             "ranks", "samples", "digest", "skipped",
+                             "passed_over"})  # a step's event has fields of its own by these names
 
 
 class Place(IntEnum):
@@ -84,10 +86,10 @@ class FromWorker(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Noted(Message):
-    """Something about a checkpoint that belongs into the event log; from an agent or a worker."""
+    """Something that belongs into the event log; from an agent or a worker."""
 
     job: str
-    event: str  # checkpoint.*
+    event: str  # checkpoint.*, or one of NOTABLE
     step: int
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -170,6 +172,7 @@ class Stopped(Message):
     step: int
     at: float
     reason: str = ""
+    rewind: bool = False  # by its own decision, as all ranks did: they go back to a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +194,8 @@ class StepDone(TypedDict):
     values: dict[str, float]
     samples: list[int] | None
     digest: int  # of the global batch's sample ids: all ranks must agree
+    busy: float  # seconds this rank worked itself: waiting for the others is not counted
+    skipped: str  # why the batch was passed over; empty: it was not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +255,7 @@ class Join(Message):
     store: list[Any]  # host and port of the TCPStore
     secret: str  # known to the members of this generation only
     step: int = 0  # steps the job has committed
+    split: bool = False  # a worker was killed for memory: cut batches into twice as many pieces
 
 
 @dataclass(frozen=True, kw_only=True)

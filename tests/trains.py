@@ -51,6 +51,121 @@ def everything(ctx: Any, steps: int = 60, step_s: float = 0.01, ddp: bool = Fals
     return {"seen": notes["seen"], "rank": ctx.rank, "world": ctx.world_size}
 
 
+def network(ctx: Any, steps: int = 60, step_s: float = 0.01, ddp: bool = False, bad_from: int | None = None,
+            spike_at: int | None = None) -> None:
+    """BatchNorm and dropout; on demand its numbers are bad from a step on, or its loss is large in one."""
+    model = _model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    ctx.protect(model=model, optimizer=optimizer)
+    net = ctx.ddp(model) if ddp else model
+    x, y = _data()
+    data = ctx.sampler(len(x), global_batch=48)
+    for step in ctx.steps(steps):
+        with ctx.step():
+            for ids in data.shards(step):
+                time.sleep(step_s)
+                loss = nn.functional.cross_entropy(net(x[ids]), y[ids])
+                worse = 1e4 if step == spike_at else torch.nan if bad_from is not None and step >= bad_from else 1.0
+                ctx.backward(loss * worse)
+            optimizer.step()
+            optimizer.zero_grad()
+            ctx.report(loss=loss)
+
+
+def poison_newest(folder: str) -> str:
+    """Save what `network` has saved last once more, with NaN in its weights; the name of that checkpoint."""
+    from ftlab import CheckpointManager
+
+    model = _model()
+    state = {"model": model, "optimizer": torch.optim.Adam(model.parameters(), lr=1e-3)}
+    with CheckpointManager(folder, keep_last_n=10) as manager:
+        found = manager.load_latest(state)
+        assert found is not None
+        with torch.no_grad():
+            next(model.parameters())[0, 0] = torch.nan
+        return manager.save(state, found.step, wait=True)
+
+
+def roomy(ctx: Any, steps: int = 60, sample_mb: float = 3.0, step_s: float = 0.01, whole: bool = False) -> dict:
+    """Takes memory for each sample; no BatchNorm and no dropout, so that pieces add up to the whole."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    ctx.protect(model=model, optimizer=optimizer)
+    x, y = _data()
+    data = ctx.sampler(len(x), global_batch=48)
+    for step in ctx.steps(steps):
+        with ctx.step():
+            for ids in [data.indices(step)] if whole else data.shards(step):
+                scratch = torch.ones(len(ids), int(sample_mb * (1 << 18)))
+                ctx.backward(nn.functional.cross_entropy(model(x[ids]), y[ids]))
+                del scratch
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(step_s)
+    weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return {"pieces": ctx.pieces, "weights": weights.tolist(), "lr": optimizer.param_groups[0]["lr"]}
+
+
+def epochs(ctx: Any, epochs: int = 4, batch_s: float = 0.005, kind: str = "") -> dict:
+    """A plain train_epoch, recovered by train_with_auto_recovery."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from ftlab import train_with_auto_recovery
+
+    model = _model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.5)
+    loader = DataLoader(TensorDataset(*_data()), batch_size=32, shuffle=True)
+
+    def train_epoch(model: Any, loader: Any, optimizer: Any) -> dict:
+        total = 0.0
+        for x, y in loader:
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            total += loss.item()
+            time.sleep(batch_s)
+        return {"loss": total}
+
+    outcome = train_with_auto_recovery(train_epoch, model, optimizer, loader, epochs, ctx=ctx,
+                                       parts={"scheduler": scheduler})
+    return {"steps": outcome.steps, "epochs": len(outcome.metrics), "skipped": outcome.skipped}
+
+
+def wrong_loss(ctx: Any, kind: str = "vector") -> None:
+    """A loss that cannot be one."""
+    model = _model()
+    ctx.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    x, _ = _data()
+    for _ in ctx.steps(3):
+        with ctx.step():
+            out = model(x[:8])
+            ctx.backward({"vector": out.sum(1), "whole": out.argmax(1).sum()}[kind])
+
+
+def stuck(ctx: Any, marker: str, steps: int = 60) -> None:
+    """One rank gets stuck in its own code, once."""
+    import threading
+    from pathlib import Path
+
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ctx.protect(model=model, optimizer=optimizer)
+    x, y = _data()
+    for step in ctx.steps(steps):
+        with ctx.step():
+            if step == 20 and ctx.rank == 1 and not Path(marker).exists():
+                Path(marker).touch()
+                threading.Event().wait()  # a lock that nobody releases
+            ctx.backward(nn.functional.cross_entropy(model(x[:16]), y[:16]))
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.01)
+
+
 def plain(ctx: Any, steps: int = 40, step_s: float = 0.01, width: int = 64) -> int:
     """The smallest loop."""
     model = _model(width)

@@ -38,7 +38,8 @@ def put(shards: Sequence[tree.Packed], training: TrainingState, name: str, own: 
         parts = {**saved["parts"], **(tree.unpack(own)["parts"] if own else {})}
         check_fits({**saved, "parts": parts}, training, name)
         captured = {"step": int(saved["step"]), "grads": list(saved["grads"]),
-                    "parts": {part: parts[part] for part in training.parts if part in parts}}
+                    "parts": {part: parts[part] for part in training.parts if part in parts},
+                    **({"rider": saved["rider"]} if "rider" in saved else {})}
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"{name} does not hold a training state", seen=repr(error)[:300]) from None
     training.restore(captured)  # outside: what somebody's load_state_dict raises is no damage

@@ -35,6 +35,7 @@ class TrainingState:
         self.step = 0
         self._marked: _Mark | None = None
         self._in_step = False  # between `mark` and `commit`
+        self.rider: Any = None  # has a state_dict: travels with the state, and is no part of its digest
 
     def protect(self, parts: Mapping[str, Any]) -> None:
         """Add parts; raises ConfigError for one that cannot be saved."""
@@ -82,8 +83,9 @@ class TrainingState:
 
     def capture(self) -> dict[str, Any]:
         """The whole state as a tree whose tensors are the live ones."""
+        riding = {"rider": self.rider.state_dict()} if self.rider is not None else {}
         return {"step": self.step, "parts": {name: _save(part) for name, part in self.parts.items()},
-                "grads": [None if p.grad is None else p.grad for p in self.parameters()]}
+                "grads": [None if p.grad is None else p.grad for p in self.parameters()], **riding}
 
     def capture_only(self, part: str) -> dict[str, Any]:
         """One part alone: what differs between ranks that hold the same state."""
@@ -97,10 +99,12 @@ class TrainingState:
         for parameter, grad in zip(self.parameters(), captured["grads"], strict=True):
             parameter.grad = grad
         self.step = int(captured["step"])
+        if self.rider is not None and "rider" in captured:
+            self.rider.load_state_dict(captured["rider"])
 
     def digest(self) -> str:
         """SHA-256 of the whole state: equal means the same bits."""
-        return tree.digest(self.capture())
+        return tree.digest({name: value for name, value in self.capture().items() if name != "rider"})
 
     def mark(self) -> None:
         """Remember what an unfinished step may change before its gradients are agreed on."""

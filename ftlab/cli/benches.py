@@ -25,6 +25,15 @@ def bench(arguments: argparse.Namespace) -> int:
 
         result = bench_checkpoint(_sizes(arguments.size_mb), arguments.repeats, arguments.blocks, arguments.dir, say)
         table = checkpoint_table(result)
+    elif arguments.what == "detectors":
+        from ftlab.bench.detectors import bench_detectors, detectors_page, detectors_table
+
+        _check_folder(arguments.report)
+        result = bench_detectors(arguments.record, arguments.seconds, say)
+        table = detectors_table(result)
+        if arguments.report:
+            Path(arguments.report).write_text(detectors_page(result), encoding="utf-8")
+            say(f"report: {arguments.report}")
     elif arguments.what == "interval":
         from ftlab.bench.interval import bench_interval, interval_page, interval_table
 

@@ -44,7 +44,7 @@ def _run_one(name: str, twin: Report | None, arguments: argparse.Namespace) -> R
     plan: dict[str, Any] = {
         "nodes": arguments.nodes, "spares": arguments.spares, "procs_per_node": arguments.procs_per_node,
         "steps": arguments.steps, "step_s": arguments.step_ms / 1000, "seed": arguments.seed,
-        "exact": arguments.exact, "say": lambda text: _say(f"[{name}] {text}")}
+        "exact": arguments.exact, "way": arguments.way, "say": lambda text: _say(f"[{name}] {text}")}
     if name == "random":
         return run_random(faults=arguments.faults, twin=twin, **plan)
     return run_drill(name, twin=twin, **plan)

@@ -93,15 +93,17 @@ def _add_drill(commands: Any) -> None:
     drill.add_argument("--seed", type=int, default=0, help="of victims and moments (default 0)")
     drill.add_argument("--faults", type=int, default=3, help="for random: how many (default 3)")
     drill.add_argument("--exact", action="store_true", help="identical bits even when the world changes size")
+    drill.add_argument("--way", default="", help="of a fault that has several, e.g. nan: once, again; oom: allocation, "
+                                                 "kernel; corrupt: flip, truncate, swap (default: by the seed)")
     drill.add_argument("--report", metavar="FILE.html", help="write the report as one self-contained file")
     drill.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def _add_bench(commands: Any) -> None:
     bench = _add(commands, "bench", _bench, "measure: recovery (per fault), overhead (when nothing breaks), "
-                 "checkpoint (beside torch's own), interval (predicted and measured)",
+                 "checkpoint (beside torch's own), interval (predicted, measured), detectors (latency, false alarms)",
                  "ftlab bench recovery --runs 5 --json")
-    bench.add_argument("what", choices=("recovery", "overhead", "checkpoint", "interval"))
+    bench.add_argument("what", choices=("recovery", "overhead", "checkpoint", "interval", "detectors"))
     _add_size(bench)
     bench.set_defaults(nodes=None)  # 4 for recovery, 2 for the others: a worker per core
     bench.add_argument("--runs", type=int, default=5, help="for recovery: runs per fault (default 5)")
@@ -117,7 +119,11 @@ def _add_bench(commands: Any) -> None:
     bench.add_argument("--steps", type=int, default=0, help="for interval: steps to train (default: enough for the "
                        "longest interval)")
     bench.add_argument("--kills", type=int, default=4, help="for interval: blackouts per run (default 4)")
-    bench.add_argument("--report", default="", metavar="FILE.html", help="for interval: write a self-contained file")
+    bench.add_argument("--report", default="", metavar="FILE.html", help="for interval and detectors: write a "
+                       "self-contained file")
+    bench.add_argument("--record", action="store_true", help="for detectors: record heartbeats now (idle, loaded, with "
+                       "pauses) instead of using those that came with ftlab")
+    bench.add_argument("--seconds", type=float, default=60.0, help="for detectors: of each recording (default 60)")
     bench.add_argument("--seed", type=int, default=0)
     bench.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

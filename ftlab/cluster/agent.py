@@ -28,18 +28,22 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from ftlab import messages
 from ftlab.checkpoint.saving import SaveOrder
-from ftlab.cluster.forks import describe_exit
 from ftlab.cluster.forkserver import request_worker
 from ftlab.cluster.keeper import Keeper
+from ftlab.cluster.lookout import Lookout
 from ftlab.cluster.output import OutputFilter
 from ftlab.config import MAX_CODE_BYTES, MAX_MESSAGE_BYTES
+from ftlab.health.stacks import StackFile, capture, describe, parse
+from ftlab.messages import Place
 from ftlab.train.status import StatusPage
-from ftlab.train.worker import WorkerSpec
+from ftlab.train.worker import STACK_SIGNAL, WorkerSpec
 
 log = logging.getLogger(__name__)
 _RETRY_S = 0.05
 _MAX_STEPS = 500  # step records in one heartbeat
 _MAX_OUTPUT_LINES = 1000  # kept while the controller is away
+_IN_LOOP = (Place.OUTSIDE, Place.COMPUTING, Place.COMMUNICATING)
+_STUCK_S = 0.5  # a worker that has not moved for so long and is ended was stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +74,9 @@ class NodeAgent:
     """Runs until its launcher closes the lifeline."""
 
     def __init__(self, identity: NodeIdentity, forkserver: Connection, forkserver_pid: int,
-                 pages: list[StatusPage], lifeline: int) -> None:
-        self.identity, self.pages = identity, pages
+                 pages: list[StatusPage], stacks: list[StackFile], lifeline: int) -> None:
+        self.identity, self.pages, self._stacks = identity, pages, stacks
+        self._lookout = Lookout()
         self._forkserver, self._forkserver_pid, self._lifeline = forkserver, forkserver_pid, lifeline
         self._instance = uuid.uuid4().hex
         self._workers: dict[int, _Worker] = {}
@@ -169,12 +174,20 @@ class NodeAgent:
         while True:
             self._send_heartbeat()
             now = time.monotonic()
+            self._look_out(now)
             if now - self._heard > self._lease_s and self._workers:
                 log.warning("lease ran out after %.1f s: ending workers", now - self._heard)
                 self._start_over()
             elif self._link is not None and now - self._heard > max(1.0, 5 * self._heartbeat_s):
                 self._link.close()  # silent: knock again
             await asyncio.sleep(self._heartbeat_s)
+
+    def _look_out(self, now: float) -> None:
+        workers = {worker.local_rank: (worker.pid, self.pages[worker.local_rank].read())
+                   for worker in self._workers.values() if worker.pid}
+        for local_rank, warning in self._lookout.look(now, workers):
+            self._pass_on(messages.Noted(job=self._job, event="memory.warned", step=workers[local_rank][1].step,
+                                         data={"local_rank": local_rank, "detail": warning}))
 
     def _send_heartbeat(self) -> None:
         sent = self._send(messages.Heartbeat(workers=[worker.to_dict() for worker in self._progress()],
@@ -203,7 +216,7 @@ class NodeAgent:
 
     def _progress(self) -> Iterator[Any]:
         for local_rank in sorted(self._workers):
-            yield _Report(self._workers[local_rank], self.pages[local_rank])
+            yield _Report(self._workers[local_rank], self.pages[local_rank], self._lookout.slow(local_rank))
 
     async def _run_job(self, message: messages.RunJob) -> None:
         request = self._request(f"/api/jobs/{message.job}/code", request_timeout=60.0)
@@ -319,11 +332,12 @@ class NodeAgent:
             return  # it was ended on purpose
         self._on_worker(worker)  # its last words come before its end
         if not worker.reported:
-            progress = self.pages[worker.local_rank].read()
+            progress, end = self.pages[worker.local_rank].read(), self._lookout.explain(status)
             self._pass_on(messages.FromWorker(
                 job=worker.job, run=worker.run, local_rank=worker.local_rank, pid=worker.pid,
-                body=messages.encode(messages.Failed(cause="crash", detail=f"worker {describe_exit(status)}",
-                                                     generation=progress.generation, step=progress.step))))
+                body=messages.encode(messages.Failed(cause="oom" if end.for_memory else "crash",
+                                                     detail=f"worker {end.text}", generation=progress.generation,
+                                                     step=progress.step))))
         self._forget(worker)
 
     def _tell_workers(self, message: messages.ToWorkers) -> None:
@@ -342,9 +356,24 @@ class NodeAgent:
         if worker is None:
             return
         if worker.pid:
+            self._catch(worker)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
         self._forget(worker)
+
+    def _catch(self, worker: _Worker) -> None:
+        """Before a worker that got stuck is ended: where is it?"""
+        progress = self.pages[worker.local_rank].read()
+        stuck_s = time.monotonic() - progress.since
+        if progress.place not in _IN_LOOP or stuck_s < _STUCK_S:
+            return
+        text = capture(worker.pid, self._stacks[worker.local_rank].fd, STACK_SIGNAL)
+        thread = next((each for each in parse(text) if each.main), None)
+        if thread is not None:
+            frames = [[frame.file, frame.line, frame.function] for frame in thread.frames]
+            self._pass_on(messages.Noted(job=worker.job, event="worker.caught", step=progress.step, data={
+                "stuck_rank": progress.rank, "since_s": round(stuck_s, 3), "frames": frames[:30],
+                "detail": describe(thread.frames, stuck_s)}))
 
     def _forget(self, worker: _Worker) -> None:
         if self._workers.get(worker.local_rank) is worker:
@@ -357,16 +386,16 @@ class NodeAgent:
 class _Report:
     """A worker's progress with its place on the node, as heartbeats carry it."""
 
-    def __init__(self, worker: _Worker, page: StatusPage) -> None:
-        self._worker, self._page = worker, page
+    def __init__(self, worker: _Worker, page: StatusPage, slow: str) -> None:
+        self._worker, self._page, self._slow = worker, page, slow
 
     def to_dict(self) -> dict[str, Any]:
         return {"local_rank": self._worker.local_rank, "pid": self._worker.pid, "run": self._worker.run,
-                **self._page.read().to_dict()}
+                "slow": self._slow, **self._page.read().to_dict()}
 
 
 def run_agent(identity: NodeIdentity, forkserver: Connection, forkserver_pid: int, pages: list[StatusPage],
-              lifeline: int) -> int:
+              stacks: list[StackFile], lifeline: int) -> int:
     """The whole life of a node agent; returns its exit code."""
-    asyncio.run(NodeAgent(identity, forkserver, forkserver_pid, pages, lifeline).run())
+    asyncio.run(NodeAgent(identity, forkserver, forkserver_pid, pages, stacks, lifeline).run())
     return 0

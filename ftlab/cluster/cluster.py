@@ -102,8 +102,8 @@ class Cluster:
         job_config = _absolute(config or JobConfig(**settings))
         if job_config.min_nodes is not None and job_config.min_nodes > self.config.nodes:
             raise ConfigError(f"min_nodes={job_config.min_nodes} is more than the cluster's {self.config.nodes} nodes")
-        code = ship(train, args, options)
         chosen = policy or self._policy
+        code = ship(train, args, options, chosen)
         extra = cloudpickle.dumps(chosen) if chosen else b""
         first = len(self.events)
         name = getattr(train, "__name__", type(train).__name__)

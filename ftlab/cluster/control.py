@@ -14,8 +14,8 @@ import cloudpickle
 
 from ftlab.config import ClusterConfig
 from ftlab.events import EventLog
+from ftlab.policy import Policy
 from ftlab.recovery.controller import Controller
-from ftlab.recovery.policy import Policy
 from ftlab.recovery.restore import restore
 from ftlab.recovery.server import ControlServer
 

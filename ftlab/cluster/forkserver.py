@@ -16,8 +16,9 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
 from ftlab.cluster.forks import ended_children, fork
+from ftlab.health.stacks import StackFile
 from ftlab.train.status import StatusPage
-from ftlab.train.worker import WorkerSpec, run_worker
+from ftlab.train.worker import STACK_SIGNAL, WorkerSpec, run_worker
 
 
 def request_worker(server: Connection, spec: WorkerSpec, control: Connection, output: int, memory: Sequence[int],
@@ -29,7 +30,7 @@ def request_worker(server: Connection, spec: WorkerSpec, control: Connection, ou
         reduction.send_handle(server, handle, pid)
 
 
-def serve(agent: Connection, pages: list[StatusPage]) -> int:
+def serve(agent: Connection, pages: list[StatusPage], stacks: list[StackFile]) -> int:
     """Fork workers until the agent is gone."""
     selector = selectors.DefaultSelector()
     waker, alarm = os.pipe()
@@ -43,7 +44,7 @@ def serve(agent: Connection, pages: list[StatusPage]) -> int:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is agent:
-                    workers.add(_start(agent, pages))
+                    workers.add(_start(agent, pages, stacks))
                 else:
                     os.read(waker, 4096)
                     _reap(agent, workers)
@@ -55,20 +56,21 @@ def serve(agent: Connection, pages: list[StatusPage]) -> int:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _start(agent: Connection, pages: list[StatusPage]) -> int:
+def _start(agent: Connection, pages: list[StatusPage], stacks: list[StackFile]) -> int:
     spec, files = agent.recv()
     control, output, *memory = [reduction.recv_handle(agent) for _ in range(2 + files)]
-    page = pages[spec.local_rank]
+    page, caught = pages[spec.local_rank], stacks[spec.local_rank]
     page.reset()
 
     def child() -> int:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
+        caught.arm(STACK_SIGNAL)
         return run_worker(spec, Connection(control), page, memory)
 
     begin = time.monotonic()
-    pid = fork(child, keep=(control, output, *memory))
+    pid = fork(child, keep=(control, output, caught.fd, *memory))
     for handle in (control, output, *memory):
         os.close(handle)
     agent.send(("started", spec.local_rank, pid, time.monotonic() - begin))

@@ -32,10 +32,10 @@ from ftlab.cluster.processes import ProcessNodes
 from ftlab.cluster.runs import write_card
 from ftlab.config import ClusterConfig
 from ftlab.errors import FaultError, FtlabError
+from ftlab.train.trap import SIGNALS
 from ftlab.train.worker import warm_up
 
 log = logging.getLogger(__name__)
-_CUT_REFRESH_S = 0.05
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_CONTROLLER_DEATHS = 10  # within a minute: then something is wrong with the machine
 
@@ -97,12 +97,11 @@ class Launcher:
         self.selector.register(listening, selectors.EVENT_READ, self._accept)
         if self.owner is not None:
             self.selector.register(self.owner, selectors.EVENT_READ, self._hear_owner)
-        cutting = False
         while not self.over:
-            for key, _ in self.selector.select(_CUT_REFRESH_S if cutting else None):
+            for key, _ in self.selector.select(self.nodes.next_chore(time.monotonic())):
                 if not self.over:
                     key.data()
-            cutting = self.nodes.keep_cut(self._everybody_but)
+            self.nodes.do_chores(time.monotonic(), self._everybody_but)
 
     def _bind(self) -> socket.socket:
         try:
@@ -165,13 +164,21 @@ class Launcher:
         what, node = str(request.get("do")), str(request.get("node", ""))
         plain: dict[str, Callable[[str], dict[str, Any]]] = {
             "start_node": self.nodes.start, "remove_node": self.nodes.remove, "kill": self.nodes.kill,
-            "hang": self.nodes.hang, "resume": self.nodes.resume, "heal": self.nodes.heal}
+            "hang": self.nodes.hang, "resume": self.nodes.resume, "heal": self.nodes.heal,
+            "speed_up": self.nodes.speed_up}
         if what in plain:
             return plain[what](node)
         if what == "cut":
             return self.nodes.cut(node, self._everybody_but(node))
-        if what in ("crash", "stall"):
-            return (self.nodes.crash if what == "crash" else self.nodes.stall)(node, int(request["pid"]))
+        if what == "crash":
+            return self.nodes.crash(node, int(request["pid"]))
+        if what in ("squeeze", "cage"):
+            do = self.nodes.squeeze if what == "squeeze" else self.nodes.cage
+            return do(node, int(request["pid"]), int(request["room_mb"]))
+        if what == "straggler":
+            return self.nodes.slow_down(node, int(request["pid"]), float(request["share"]))
+        if what in SIGNALS:
+            return self.nodes.spring(node, int(request["pid"]), what)
         if what in ("kill_all", "hang_all"):
             return (self.nodes.kill_all if what == "kill_all" else self.nodes.hang_all)()
         if what == "kill_controller":

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
@@ -22,12 +23,19 @@ from typing import Any
 import psutil
 
 from ftlab.cluster.agent import NodeIdentity, run_agent
+from ftlab.cluster.cgroups import MemoryCage
+from ftlab.cluster.cgroups import available as cgroups_available
 from ftlab.cluster.forks import describe_exit, fork
 from ftlab.cluster.forkserver import serve
 from ftlab.cluster.packets import Cut, available
+from ftlab.cluster.slowdown import Slowdown
 from ftlab.errors import FaultUnavailable, UnknownNode
+from ftlab.health.stacks import StackFile
 from ftlab.train.status import StatusPage
-from ftlab.train.trap import STALL_SIGNAL
+from ftlab.train.trap import SIGNALS
+
+_CUT_REFRESH_S = 0.05
+_LEAST_USE_S = 0.3  # a few steps: memory that a step takes and gives back must not count
 
 
 @dataclass
@@ -48,6 +56,9 @@ class ProcessNodes:
         self._reap, self._on_exit = reap, on_exit
         self._nodes: dict[str, _Node] = {}
         self._cuts: dict[str, Cut] = {}
+        self._slowed: dict[str, Slowdown] = {}
+        self._cages: dict[str, MemoryCage] = {}
+        self._chores_at = 0.0  # when partitions are looked after again
         self._lifeline, self._lifeline_end = os.pipe()  # closes with the launcher
 
     # ---- life ----------------------------------------------------------------------------------------------
@@ -65,6 +76,7 @@ class ProcessNodes:
         """End a node for good."""
         node = self._find(name)
         self._cuts.pop(name, Cut(name, "")).heal()
+        self._slowed.pop(name, None)
         _signal_group(node.pid, signal.SIGKILL)
         self._wait_gone(node)
         return {"removed": name}
@@ -85,6 +97,8 @@ class ProcessNodes:
                 _signal_group(node.pid, signal.SIGKILL)
         for node in self._nodes.values():
             self._wait_gone(node)
+        for cage in self._cages.values():
+            cage.remove()
 
     def pids(self, name: str) -> list[int]:
         """All processes of a node."""
@@ -130,12 +144,52 @@ class ProcessNodes:
         gone = _wait_until(lambda: not psutil.pid_exists(pid))
         return {"at": at, "pids": [pid], "status": "gone" if gone else "still there"}
 
-    def stall(self, name: str, pid: int) -> dict[str, Any]:
-        """Make the training thread of one worker block for ever."""
+    def spring(self, name: str, pid: int, trap: str) -> dict[str, Any]:
+        """Spring one of a worker's traps: its training thread blocks, or one of its gradients becomes NaN."""
         self._check_worker(name, pid)
         at = time.monotonic()
-        os.kill(pid, STALL_SIGNAL)
-        return {"at": at, "pids": [pid], "status": f"{STALL_SIGNAL.name} sent"}
+        os.kill(pid, SIGNALS[trap])
+        return {"at": at, "pids": [pid], "status": f"{SIGNALS[trap].name} sent"}
+
+    def squeeze(self, name: str, pid: int, room_mb: int) -> dict[str, Any]:
+        """Let a worker take no more than so much memory beyond its least use: a larger allocation fails in it."""
+        self._check_worker(name, pid)
+        if sys.platform != "linux":
+            raise FaultUnavailable("memory cannot be limited from outside here", hint="use the Docker backend")
+        least = min(_data_bytes(pid) for _ in _moments(_LEAST_USE_S))
+        limit = least + (room_mb << 20)
+        at = time.monotonic()
+        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+        return {"at": at, "pids": [pid], "limit_bytes": resource.prlimit(pid, resource.RLIMIT_DATA)[0],
+                "used_bytes": least, "status": f"RLIMIT_DATA leaves {room_mb} MB"}
+
+    def cage(self, name: str, pid: int, room_mb: int) -> dict[str, Any]:
+        """Give a node a cgroup that may take no more than so much memory from now on: beyond it the kernel kills."""
+        self._check_worker(name, pid)
+        reason = cgroups_available()
+        if reason:
+            raise FaultUnavailable(f"the kernel cannot be made to kill for memory here: {reason}",
+                                   hint="use faults.oom(way='allocation'), or the Docker backend")
+        cage = self._cages.setdefault(name, MemoryCage(name))
+        cage.limit(room_mb << 20)
+        pids, at = self.pids(name), time.monotonic()
+        held = cage.hold(pids)
+        return {"at": at, "pids": pids, "limit_bytes": room_mb << 20, "status": f"{held} processes may take {room_mb} "
+                                                                               f"MB more"}
+
+    def slow_down(self, name: str, pid: int, share: float) -> dict[str, Any]:
+        """Let a worker run only for a share of the time: SIGSTOP and SIGCONT in turn."""
+        self._check_worker(name, pid)
+        at = time.monotonic()
+        self._slowed[name] = Slowdown(pid, share, at)
+        return {"at": at, "pids": [pid], "status": f"runs for {share:.0%} of its time"}
+
+    def speed_up(self, name: str) -> dict[str, Any]:
+        """Let it run again."""
+        at, slowed = time.monotonic(), self._slowed.pop(name, None)
+        if slowed is not None:
+            slowed.end()
+        return {"at": at, "status": "runs again" if slowed else "was not slowed down"}
 
     def hang(self, name: str) -> dict[str, Any]:
         """SIGSTOP the whole node."""
@@ -169,11 +223,18 @@ class ProcessNodes:
         at = time.monotonic()
         return {"at": at, "sockets": cut.heal() if cut else 0, "status": "healed" if cut else "was not cut"}
 
-    def keep_cut(self, others: Callable[[str], list[int]]) -> bool:
-        """Catch connections opened since a partition began; whether there is one."""
-        for name, cut in self._cuts.items():
-            cut.refresh(self.pids(name), others(name))
-        return bool(self._cuts)
+    def next_chore(self, now: float) -> float | None:
+        """How long the launcher may sleep; None: until something happens."""
+        due = [slowed.due - now for slowed in self._slowed.values()] + [self._chores_at - now for _ in self._cuts]
+        return max(0.0, min(due)) if due else None
+
+    def do_chores(self, now: float, others: Callable[[str], list[int]]) -> None:
+        """Stop and continue slowed workers in turn, and catch connections opened since a partition began."""
+        self._slowed = {name: slowed for name, slowed in self._slowed.items() if slowed.turn(now)}
+        if now >= self._chores_at:
+            self._chores_at = now + _CUT_REFRESH_S
+            for name, cut in self._cuts.items():
+                cut.refresh(self.pids(name), others(name))
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
@@ -207,9 +268,10 @@ def node_address(subnet: int, number: int) -> str:
 def _node_main(identity: NodeIdentity, procs: int, lifeline: int) -> int:
     pages = [StatusPage() for _ in range(procs)]
     mine, theirs = Pipe()
-    pid = fork(lambda: serve(theirs, pages), keep=(theirs.fileno(),))
+    stacks = [StackFile() for _ in range(procs)]
+    pid = fork(lambda: serve(theirs, pages, stacks), keep=(theirs.fileno(), *(each.fd for each in stacks)))
     theirs.close()
-    return run_agent(identity, mine, pid, pages, lifeline)
+    return run_agent(identity, mine, pid, pages, stacks, lifeline)
 
 
 def _signal_group(pgid: int, number: signal.Signals) -> None:
@@ -223,6 +285,19 @@ def _group_exists(pgid: int) -> bool:
     except OSError as error:
         return error.errno != errno.ESRCH
     return True
+
+
+def _data_bytes(pid: int) -> int:
+    """What counts against RLIMIT_DATA."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmData:")[2].split()[0]) << 10
+
+
+def _moments(seconds: float) -> Iterator[None]:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(0.002)
 
 
 def _state(pid: int) -> str:

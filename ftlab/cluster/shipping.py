@@ -14,13 +14,14 @@ from ftlab.errors import NotPicklable
 _HINT = "make it inside the train function: each node needs its own"
 
 
-def ship(train: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> bytes:
-    """The train function and its arguments as bytes; raises NotPicklable that names the culprit."""
+def ship(train: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
+         policy: Callable[..., Any] | None = None) -> bytes:
+    """The train function, its arguments and its policy as bytes; raises NotPicklable that names the culprit."""
     if not callable(train):
         raise NotPicklable(f"a train function must be callable, got {type(train).__name__}",
                            hint="def train(ctx): ...")
     try:
-        raw = cloudpickle.dumps((train, args, kwargs or {}))
+        raw = cloudpickle.dumps((train, args, kwargs or {}, policy))
     except Exception as error:
         raise _explain(train, args, kwargs or {}, error) from None
     if len(raw) > MAX_CODE_BYTES:

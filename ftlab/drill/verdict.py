@@ -17,13 +17,20 @@ def compare(run: Report, twin: Report) -> dict[str, Any]:
     largest = _largest_difference(run, twin)
     if run.facts["digest"] is not None and run.facts["digest"] == twin.facts["digest"]:
         verdict = "identical"
-    elif largest is not None and largest <= EQUIVALENT and len(set(run.facts["worlds"])) > 1:
+    elif largest is not None and largest <= EQUIVALENT and _reordered(run):
         verdict = "equivalent"
     else:
         verdict = "diverged"
     seen, wanted = Counter(run.samples() or ()), Counter(twin.samples() or ())
     return {"verdict": verdict, "largest_difference": 0.0 if verdict == "identical" else largest,
             "samples_lost": sum((wanted - seen).values()), "samples_repeated": sum((seen - wanted).values())}
+
+
+def _reordered(run: Report) -> bool:
+    """Whether the order of additions had to change: the world did, or batches were cut into smaller pieces."""
+    split = any(row["action"] == "Split" for row in run.facts["spoiled"])
+    killed = any(event.kind == "worker.failed" and event.data.get("cause") == "oom" for event in run.events)
+    return len(set(run.facts["worlds"])) > 1 or split or killed
 
 
 def _largest_difference(run: Report, twin: Report) -> float | None:

@@ -20,34 +20,51 @@ class FlatGradients:
     """Gradients of a fixed list of parameters in one flat tensor, with a mark for those that have none.
 
     Buffers that the forward pass changed ride along: their mean over the batch replaces each rank's own, so that
-    every rank holds the same state after a step and any of them can replace any other.
+    every rank holds the same state after a step and any of them can replace any other. So does the loss, and a last
+    cell that counts the ranks that failed: after the sum all ranks know of it, without a message of its own.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.total = sum(self.sizes)
         self.dtype = torch.float32  # sums of half-precision gradients keep their bits
         for parameter in self.parameters:
             self.dtype = torch.promote_types(self.dtype, parameter.dtype)
+        self.length = 0  # of the last flat tensor; ranks that train alike have the same
 
-    def take(self, weight: float, buffers: Sequence[torch.Tensor] = ()) -> torch.Tensor:
-        """Move the gradients out of the parameters into a flat tensor, with buffers, each times `weight`."""
+    def take(self, weight: float, buffers: Sequence[torch.Tensor] = (),
+             loss: torch.Tensor | None = None) -> torch.Tensor:
+        """Move the gradients out of the parameters into a flat tensor, with buffers and loss, each times `weight`."""
         device = self.parameters[0].device
         pieces = [torch.zeros(size, dtype=self.dtype, device=device) if p.grad is None
                   else p.grad.reshape(-1).to(self.dtype) for p, size in zip(self.parameters, self.sizes, strict=True)]
-        present = torch.tensor([p.grad is not None for p in self.parameters], dtype=self.dtype, device=device)
+        tail = torch.tensor([*(p.grad is not None for p in self.parameters), 0.0], dtype=self.dtype, device=device)
         for parameter in self.parameters:
             parameter.grad = None
-        statistics = [buffer.detach().reshape(-1).to(self.dtype) for buffer in buffers]
-        flat = torch.cat([*pieces, *statistics, present])
-        flat[:-len(self.sizes)].mul_(weight)
+        last = torch.zeros(1, device=device) if loss is None else loss
+        riders = [rider.detach().reshape(-1).to(self.dtype) for rider in (*buffers, last)]
+        flat = torch.cat([*pieces, *riders, tail])
+        flat[:-len(tail)].mul_(weight)
+        self.length = len(flat)
         return flat
+
+    def take_failure(self) -> torch.Tensor:
+        """What a rank contributes that has no gradients, because it failed."""
+        flat = torch.zeros(self.length, dtype=self.dtype, device=self.parameters[0].device)
+        flat[-1] = 1.0
+        return flat
+
+    def read(self, flat: torch.Tensor) -> tuple[float, torch.Tensor, int]:
+        """Of a sum: the loss, the gradients in one tensor, and how many ranks failed."""
+        loss, failed = flat[-len(self.sizes) - 2], flat[-1]
+        return float(loss), flat[:self.total], round(float(failed))
 
     def put(self, flat: torch.Tensor, held: Sequence[torch.Tensor | None],
             buffers: Sequence[torch.Tensor] = ()) -> None:
         """Move sums back into the parameters' gradients, on top of what was `held` before, and into the buffers."""
-        present = flat[-len(self.sizes):].tolist()
-        pieces = flat[:-len(self.sizes)].split([*self.sizes, *(buffer.numel() for buffer in buffers)])
+        present = flat[-len(self.sizes) - 1:-1].tolist()
+        pieces = flat[:-len(self.sizes) - 2].split([*self.sizes, *(buffer.numel() for buffer in buffers)])
         pieces, statistics = pieces[:len(self.sizes)], pieces[len(self.sizes):]
         with torch.no_grad():
             for buffer, mean in zip(buffers, statistics, strict=True):

@@ -23,15 +23,17 @@ class Seating:
     rank: int
     world: int
     shards: int
+    pieces: int = 1  # each shard is cut into so many: what fits into memory at once
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One shard's samples."""
+    """One shard's samples, or a part of them."""
 
     shard: int
     ids: torch.Tensor
     last: bool  # of this rank in this step
+    part: int = 0  # of the shard
 
 
 class GlobalSampler:
@@ -48,6 +50,7 @@ class GlobalSampler:
         self.size, self.global_batch, self.seed, self.shuffle = size, global_batch, seed, shuffle
         self._seating, self._on_piece = seating, on_piece
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+        self._in_pieces = False  # the train function asks for pieces, and so takes any number of them
 
     def __len__(self) -> int:
         return self.size // self.global_batch
@@ -65,6 +68,7 @@ class GlobalSampler:
 
     def shards(self, step: int) -> Iterator[torch.Tensor]:
         """This rank's pieces of the global batch, one after the other."""
+        self._in_pieces = True
         for piece in self._pieces(step):
             if self._on_piece:
                 self._on_piece(step, piece, self.global_ids(step))
@@ -75,11 +79,16 @@ class GlobalSampler:
         pieces = list(self._pieces(step))
         if len(pieces) != 1:
             raise ConfigError(
-                f"this rank owns {len(pieces)} shards of the global batch, indices() hands out one",
+                f"this rank's share of the global batch comes in {len(pieces)} pieces, indices() hands out one",
                 hint="write `for ids in data.shards(step): ...; ctx.backward(loss)` inside `with ctx.step()`")
         if self._on_piece:
             self._on_piece(step, pieces[0], self.global_ids(step))
         return pieces[0].ids
+
+    def can_split(self) -> bool:
+        """Whether this rank's shards can be cut into twice as many pieces."""
+        here = self._seating()
+        return self._in_pieces and self.global_batch // here.shards >= 2 * here.pieces
 
     def _pieces(self, step: int) -> Iterator[Piece]:
         here = self._seating()
@@ -90,7 +99,10 @@ class GlobalSampler:
         own = owned_shards(here)
         for shard in own:
             low, high = part(self.global_batch, here.shards, shard)
-            yield Piece(shard, ids[low:high], shard == own[-1])
+            pieces = min(here.pieces, high - low)
+            for index in range(pieces):
+                begin, end = part(high - low, pieces, index)
+                yield Piece(shard, ids[low + begin:low + end], shard == own[-1] and index == pieces - 1, index)
 
     def _permutation(self, epoch: int) -> torch.Tensor:
         if not self.shuffle:

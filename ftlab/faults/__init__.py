@@ -15,11 +15,14 @@ from ftlab.faults.catalogue import (
     hang,
     kill,
     make,
+    nan,
+    oom,
     partition,
     stall,
+    straggler,
 )
 from ftlab.faults.injection import Injection, Pending
 from ftlab.faults.schedule import Schedule, random_schedule
 
 __all__ = ["KINDS", "Fault", "Injection", "Pending", "Schedule", "blackout", "controller", "corrupt", "crash", "hang",
-           "kill", "make", "partition", "random_schedule", "stall"]
+           "kill", "make", "nan", "oom", "partition", "random_schedule", "stall", "straggler"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftlab.errors import ConfigError, UnknownFault
-from ftlab.faults.corruption import WAYS
+from ftlab.faults.corruption import WAYS as DAMAGES
 from ftlab.faults.injection import Hands, Injection, Pending, carry_out, schedule
 
 KINDS: dict[str, str] = {
@@ -18,12 +18,16 @@ KINDS: dict[str, str] = {
     "crash": "SIGKILL of one worker; its node lives on",
     "hang": "SIGSTOP of a whole node; SIGCONT heals it",
     "stall": "the training thread of one worker blocks while everything else goes on",
+    "nan": "a gradient of one worker becomes NaN: once, or each time the same step is tried",
+    "oom": "one worker runs out of memory: an allocation fails, or the kernel kills it",
+    "straggler": "one worker gets only a part of its time, until it is healed",
     "partition": "packets between a node and all others are dropped both ways, then pass again",
     "controller": "SIGKILL of the controller, which is restarted from its journal",
     "blackout": "SIGKILL of all nodes with a rank, and all spares, at once",
     "corrupt": "a blackout, and the newest checkpoint is damaged before anybody can load it",
 }
-HEALABLE = ("hang", "partition")
+HEALABLE = ("hang", "partition", "straggler")
+WAYS: dict[str, tuple[str, ...]] = {"corrupt": DAMAGES, "nan": ("once", "again"), "oom": ("allocation", "kernel")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +39,22 @@ class Fault:
     local_rank: int = 0  # of the worker, for crash and stall
     at_step: int | None = None  # when so many steps are committed
     after: float | None = None  # seconds from now; after the step, if both are given
-    heal_after: float | None = None  # seconds from the injection, for hang and partition
-    way: str = ""  # of the damage, for corrupt: flip, truncate or swap
+    heal_after: float | None = None  # seconds from the injection, for hang, partition and straggler
+    way: str = ""  # one of WAYS, for the kinds that have several
+    room_mb: int = 36  # for oom: what the worker may still take
+    share: float = 0.25  # for straggler: of its time
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UnknownFault(f"no fault is called {self.kind!r}", hint=f"faults are {', '.join(KINDS)}")
-        if (self.kind == "corrupt") != (self.way in WAYS):
-            raise ConfigError(f"{self.way!r} is no way to {self.kind}: ways to corrupt are {', '.join(WAYS)}")
+        if self.way not in WAYS.get(self.kind, ("",)):
+            known = ", ".join(WAYS[self.kind]) if self.kind in WAYS else "not to be chosen"
+            raise ConfigError(f"{self.way!r} is no way to {self.kind}: its ways are {known}")
+        if not 0 < self.share < 1:
+            raise ConfigError(f"share must be between 0 and 1: it is the part of its time that is left (got "
+                              f"{self.share})")
         if self.heal_after is not None and self.kind not in HEALABLE:
-            raise ConfigError(f"a {self.kind} cannot be healed: heal_after is for {' and '.join(HEALABLE)}")
+            raise ConfigError(f"a {self.kind} cannot be healed: heal_after is for {', '.join(HEALABLE)}")
 
     def inject(self, hands: Hands) -> Injection | Pending:
         """Do it to a cluster now and return the receipt, or arrange for it and return what can be waited for."""
@@ -85,6 +95,22 @@ def hang(node: str, heal_after: float | None = None, **when: Any) -> Fault:
 def stall(node: str, local_rank: int = 0, **when: Any) -> Fault:
     """Block the training thread of one worker."""
     return make("stall", node, local_rank=local_rank, **when)
+
+
+def nan(node: str, way: str = "once", local_rank: int = 0, **when: Any) -> Fault:
+    """Make a gradient of one worker NaN: once, as a flipped bit would, or `again` as a bad sample would."""
+    return make("nan", node, way=way, local_rank=local_rank, **when)
+
+
+def oom(node: str, way: str = "allocation", local_rank: int = 0, **when: Any) -> Fault:
+    """Leave one worker no more than `room_mb` of memory: the next larger allocation fails (`allocation`), or the kernel
+    kills it (`kernel`, where cgroups can be made)."""
+    return make("oom", node, way=way, local_rank=local_rank, **when)
+
+
+def straggler(node: str, share: float = 0.25, local_rank: int = 0, **when: Any) -> Fault:
+    """Let one worker run only for a share of the time."""
+    return make("straggler", node, share=share, local_rank=local_rank, **when)
 
 
 def partition(node: str, heal_after: float | None = None, **when: Any) -> Fault:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ftlab.faults.catalogue import Fault
 
 _FIND_WORKER_S = 5.0
+_TO_A_WORKER: dict[str, dict[str, str]] = {  # faults of one worker, and what the ways of each are called
+    "crash": {}, "stall": {}, "nan": {"again": "poison"}, "oom": {"allocation": "squeeze", "kernel": "cage"},
+    "straggler": {}}
 _STEP_OR_JOB = ("step.committed", "job.submitted", "job.finished")  # steps of an earlier job do not count
 
 
@@ -102,8 +105,10 @@ def _strike(fault: Fault, hands: Hands) -> dict[str, Any]:
         return hands.order(do="kill_all")
     if fault.kind == "corrupt":
         return _corrupt(fault, hands)
-    if fault.kind in ("crash", "stall"):
-        return hands.order(do=fault.kind, node=fault.target, pid=_worker_pid(fault, hands))
+    if fault.kind in _TO_A_WORKER:
+        order = _TO_A_WORKER[fault.kind].get(fault.way, fault.kind)
+        how: dict[str, dict[str, Any]] = {"oom": {"room_mb": fault.room_mb}, "straggler": {"share": fault.share}}
+        return hands.order(do=order, node=fault.target, pid=_worker_pid(fault, hands), **how.get(fault.kind, {}))
     return hands.order(do={"partition": "cut"}.get(fault.kind, fault.kind), node=fault.target)
 
 
@@ -121,8 +126,9 @@ def _corrupt(fault: Fault, hands: Hands) -> dict[str, Any]:
 
 
 def heal(fault: Fault, hands: Hands) -> Injection:
-    """End a hang or a partition now; the receipt."""
-    receipt = hands.order(do={"hang": "resume", "partition": "heal"}[fault.kind], node=fault.target)
+    """End a hang, a partition or a straggler's slowness now; the receipt."""
+    order = {"hang": "resume", "partition": "heal", "straggler": "speed_up"}[fault.kind]
+    receipt = hands.order(do=order, node=fault.target)
     healed = Injection(fault=fault.kind, target=fault.target, at=receipt["at"], receipt=receipt)
     _record("fault.healed", healed, hands)
     return healed

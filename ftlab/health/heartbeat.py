@@ -1,7 +1,7 @@
 """Is a node alive? A verdict from the time of its last heartbeat, pure: the time is passed in.
 
 A silent node becomes SUSPECT, then DEAD. The watcher may be late itself (a busy machine, a stopped process): time in
-which nobody looked is no evidence against a node, so `Watch.away` is taken off the silence.
+which nobody looked is no evidence against a node, so what `Watch.look` returns is taken off the silence.
 """
 
 from __future__ import annotations

@@ -15,15 +15,15 @@ from dataclasses import replace
 from typing import Any
 
 from ftlab import messages
+from ftlab import policy as acts
 from ftlab.config import ClusterConfig
 from ftlab.errors import BadMessage, BadPolicy, FtlabError, JobCancelled, JobError, WaitTimeout
 from ftlab.events import EventLog
 from ftlab.health.heartbeat import Watch
 from ftlab.membership import RankTable, Verdict, seat_nodes
-from ftlab.recovery import policy as acts
+from ftlab.policy import Failure, Snapshot
 from ftlab.recovery.hearing import Hearing
 from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RESTORING, RUNNING, STARTING, Job
-from ftlab.recovery.policy import Failure, Snapshot
 from ftlab.recovery.record import RecoveryRecord
 from ftlab.recovery.roster import Provider, Roster
 from ftlab.recovery.views import NodeView, WorkerView
@@ -43,7 +43,7 @@ class Controller:
         self.config, self.log, self.store, self.later = config, log, store, later
         self.roster = Roster(config, log, provider, later, self._node_died)
         self.watch = ProgressWatch(config)
-        self.hearing = Hearing(log, self.watch, self._worker_failed)
+        self.hearing = Hearing(log, self.watch, self._worker_failed, self._rewind)
         self.job: Job | None = None
         self.jobs: dict[str, Job] = {}
         self.generation = 0
@@ -110,6 +110,7 @@ class Controller:
         if self.job and not self.job.over:
             for failure, since in list(self.watch.look(self.job, self.roster, now)):
                 self._accuse(self.job, failure, since, now)
+            self._look_for_straggler(self.job)
         self._reconcile()
 
     def submit(self, job: Job) -> None:
@@ -170,6 +171,7 @@ class Controller:
     def _fail(self, job: Job, failure: Failure, evidence: float, verdict: float) -> None:
         """Something with a seat broke: stop the others at once, and decide in a moment."""
         job.note(failure)
+        job.split = job.split or (failure.cause == "oom" and failure.local_rank is not None)
         if job.table is not None and job.status != RECOVERING:
             self._terminate(job, failure, evidence, verdict)
         elif job.recovery and failure.node and failure.node not in job.recovery.nodes:
@@ -177,6 +179,12 @@ class Controller:
         if not self._deciding:
             self._deciding = True
             self.later(GATHER_S, self._decide)
+
+    def _rewind(self, job: Job, reason: str) -> None:
+        """All ranks have decided to go back to a checkpoint: they need a new generation for it, and nothing else."""
+        now = time.monotonic()
+        self._terminate(job, Failure(cause="numbers", detail=reason), now, now)
+        self._act(job, acts.Continue())
 
     def _terminate(self, job: Job, failure: Failure, evidence: float, verdict: float) -> None:
         """The first step of a recovery: normal nodes stop at once."""
@@ -205,6 +213,9 @@ class Controller:
         if job is None or job.over or not job.failures:
             return
         failures, job.failures = tuple(dict.fromkeys(job.failures)), []
+        if job.fatal is not None:  # no policy can mend it
+            self._end(job, FAILED, job.fatal)
+            return
         action = self._ask_policy(job, self._snapshot(job, failures))
         if action is None:
             return
@@ -238,7 +249,7 @@ class Controller:
         problem = acts.find_problem(action, snapshot)
         if problem:
             self._end(job, FAILED, BadPolicy(f"the policy returned {action!r}: {problem}",
-                                             hint="return one of ftlab.recovery.policy's actions, e.g. Continue()"))
+                                             hint="return one of ftlab.policy's actions, e.g. Continue()"))
             return None
         if action != job.last_action:
             self.log.record("action.decided", generation=job.generation, action=type(action).__name__,
@@ -327,6 +338,7 @@ class Controller:
         table = seat_nodes(self.generation, [(node.name, node.address) for node in nodes], self.config.procs_per_node)
         job.table = job.tables[table.generation] = table
         job.moved, job.stopped, job.finished, self._offered = set(), set(), {}, ()
+        job.times.clear()
         record = job.recovery = job.recovery or RecoveryRecord(cause="start", nodes=[], began=begin)
         record.generation = table.generation
         if record.decided:
@@ -338,7 +350,8 @@ class Controller:
     def _continue(self, job: Job, nodes: list[NodeView], table: RankTable, record: RecoveryRecord) -> None:
         begin = time.monotonic()
         body = messages.encode(messages.Join(table=table.to_dict(), store=list(self.store()),
-                                            secret=secrets.token_hex(16), step=job.ledger.step))
+                                            secret=secrets.token_hex(16), step=job.ledger.step,
+                                            split=job.split))
         for node in nodes:
             for worker in node.workers.values():
                 worker.place, worker.since = messages.Place.RECOVERING, begin  # the old place is the old world's
@@ -349,7 +362,7 @@ class Controller:
         record.span("continue", begin, record.seated)
 
     def _restored(self, job: Job) -> None:
-        record, job.recovery, job.status = job.recovery, None, RUNNING
+        record, job.recovery, job.status, job.split = job.recovery, None, RUNNING, False
         assert record is not None
         kind = "job.started" if record.cause == "start" else "recovery.finished"
         self.log.record(kind, generation=job.generation, step=job.ledger.step, **record.facts())
@@ -361,8 +374,7 @@ class Controller:
     def _grow_if_possible(self, job: Job) -> None:
         if len(job.plan) >= job.wanted or job.finished:
             return
-        ready = tuple(node.name for node in self.roster.alive()
-                      if node.name not in job.plan and node.ready(job.id, self.config.procs_per_node))
+        ready = self._ready_spares(job)
         if not ready or ready == self._offered:
             return
         self._offered = ready
@@ -372,6 +384,34 @@ class Controller:
             self._terminate(job, Failure(cause="grow", detail=f"{', '.join(action.added)} joined"), now, now)
             self._act(job, action)
             self._reconcile()
+
+    def _look_for_straggler(self, job: Job) -> None:
+        slow = job.times.find() if job.status == RUNNING else None
+        if slow is None or job.table is None:
+            return
+        seat = job.table.seats[slow.rank]
+        node = self.roster.get(seat.node)
+        cause = node.workers[seat.local_rank].slow if node and seat.local_rank in node.workers else ""
+        detail = (f"rank {slow.rank} takes {slow.busy_s * 1e3:.0f} ms for a step, "
+                  f"the others {slow.others_s * 1e3:.0f} ms")
+        self.log.record("straggler.found", source=seat.node, rank=slow.rank, generation=job.generation,
+                        ratio=round(slow.ratio, 2), busy_s=round(slow.busy_s, 5), others_s=round(slow.others_s, 5),
+                        cause=cause, detail=detail)
+        job.times.clear()  # say it again only after as many steps
+        if not job.config.health.replace_stragglers:
+            return
+        failure = Failure(cause="straggler", node=seat.node, detail=f"{detail}: {cause}" if cause else detail)
+        action = self._ask_policy(job, replace(self._snapshot(job, (failure,)), spares=self._ready_spares(job)))
+        if isinstance(action, acts.Replace | acts.Shrink):
+            now = time.monotonic()
+            job.spend("straggler")
+            self._terminate(job, failure, now, now)
+            self._act(job, action)
+            self._reconcile()
+
+    def _ready_spares(self, job: Job) -> tuple[str, ...]:
+        return tuple(node.name for node in self.roster.alive()
+                     if node.name not in job.plan and node.ready(job.id, self.config.procs_per_node))
 
     # ---- workers and the end -------------------------------------------------------------------------------
 

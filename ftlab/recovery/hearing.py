@@ -14,9 +14,9 @@ from ftlab import messages
 from ftlab.errors import BadMessage, from_dict
 from ftlab.events import EventLog
 from ftlab.messages import RESERVED_VALUES
+from ftlab.policy import Failure
 from ftlab.recovery.job import Job
 from ftlab.recovery.ledger import Entry
-from ftlab.recovery.policy import Failure
 from ftlab.recovery.views import NodeView, WorkerView
 from ftlab.recovery.watch import ProgressWatch
 
@@ -25,8 +25,8 @@ class Hearing:
     """Takes in workers' messages; `on_failure` is told of workers that are gone."""
 
     def __init__(self, log: EventLog, watch: ProgressWatch,
-                 on_failure: Callable[[Failure, float, float], None]) -> None:
-        self.log, self.watch, self.on_failure = log, watch, on_failure
+                 on_failure: Callable[[Failure, float, float], None], on_rewind: Callable[[Job, str], None]) -> None:
+        self.log, self.watch, self.on_failure, self.on_rewind = log, watch, on_failure, on_rewind
 
     def steps(self, job: Job, node: NodeView, records: list[dict[str, Any]]) -> None:
         """Step records of one node."""
@@ -39,6 +39,7 @@ class Hearing:
                 continue
             if record["generation"] == job.generation:
                 job.moved.add(rank)
+                job.times.add(rank, int(record["step"]), float(record.get("busy") or 0.0))
             for entry in job.ledger.add(rank, table.world, record):
                 self._enter(entry)
 
@@ -55,9 +56,10 @@ class Hearing:
         self.watch.clock.tick(entry.at)
 
     def noted(self, job: Job, node: NodeView, message: messages.Noted) -> None:
-        """Something about a checkpoint."""
-        if not re.fullmatch(r"checkpoint\.[a-z]+", message.event):
-            raise BadMessage(f"a node may record checkpoint.* events, not {message.event!r}")
+        """Something about a checkpoint, or one of the few other things a node may record."""
+        if not re.fullmatch(r"checkpoint\.[a-z]+", message.event) and message.event not in messages.NOTABLE:
+            raise BadMessage(f"a node may record checkpoint.* events and {', '.join(messages.NOTABLE)}, not "
+                             f"{message.event!r}")
         facts = {name: value for name, value in message.data.items() if name not in RESERVED_VALUES or name == "world"}
         self.log.record(message.event, source=node.name, step=message.step, generation=job.generation, **facts)
         if message.event in ("checkpoint.committed", "checkpoint.loaded"):
@@ -98,7 +100,10 @@ class Hearing:
             if not record.awaiting_stop:
                 record.span("terminate", record.began, max(message.at, record.began))
         if message.generation == job.generation and job.training:
-            self.watch.group_broke(time.monotonic())
+            if message.rewind:
+                self.on_rewind(job, message.reason)
+            else:
+                self.watch.group_broke(time.monotonic())
 
     def _spans(self, job: Job, node: str, local_rank: int, message: messages.Spans) -> None:
         record, table = job.recovery, job.tables.get(message.generation)

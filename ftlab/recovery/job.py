@@ -8,9 +8,10 @@ from typing import Any
 
 from ftlab.config import JobConfig
 from ftlab.errors import FtlabError, from_dict
+from ftlab.health.straggler import StepTimes
 from ftlab.membership import RankTable
+from ftlab.policy import Abort, Action, Failure, Policy, decide
 from ftlab.recovery.ledger import Ledger
-from ftlab.recovery.policy import Abort, Action, Failure, Policy, decide
 from ftlab.recovery.record import RecoveryRecord
 
 STARTING, RUNNING, RECOVERING, RESTORING = "starting", "running", "recovering", "restoring"
@@ -52,6 +53,10 @@ class Job:
     error: FtlabError | None = None
     repeats: dict[str, int] = field(default_factory=dict)
     spent: dict[str, list[int]] = field(default_factory=dict)  # cause → steps at which it was recovered from
+    split: bool = False  # a worker was killed for memory: the next generation cuts its batches smaller
+
+    def __post_init__(self) -> None:
+        self.times = StepTimes(self.config.health)  # of each rank, in this generation
 
     @property
     def over(self) -> bool:

@@ -25,6 +25,7 @@ class Entry:
     values: dict[str, list[float]] = field(default_factory=dict)
     samples: list[int] | None = None
     digests: set[int] = field(default_factory=set)
+    skipped: str = ""  # why its batch was passed over
 
     @property
     def complete(self) -> bool:
@@ -40,6 +41,8 @@ class Entry:
         """For the event log."""
         means = {name: sum(values) / len(values) for name, values in self.values.items() if name not in RESERVED_VALUES}
         facts: dict[str, Any] = {**means, "world": self.world, "ranks": len(self.commits)}
+        if self.skipped:
+            return {**facts, "skipped": self.skipped, "passed_over": self.samples or []}
         if self.samples is not None:
             facts["samples"] = self.samples
         if self.digests:
@@ -68,6 +71,7 @@ class Ledger:
         entry.commits[rank] = float(record["at"])
         for name, value in dict(record.get("values") or {}).items():
             entry.values.setdefault(name, []).append(float(value))
+        entry.skipped = str(record.get("skipped") or "")
         if record.get("samples") is not None:
             entry.samples = list(record["samples"])
         if record.get("digest"):

@@ -9,9 +9,9 @@ from ftlab.config import JobConfig
 from ftlab.errors import from_dict
 from ftlab.events import Event
 from ftlab.membership import RankTable, Verdict
+from ftlab.policy import Policy
 from ftlab.recovery.controller import Controller
 from ftlab.recovery.job import RUNNING, STARTING, Job
-from ftlab.recovery.policy import Policy
 
 GRACE_S = 1.0  # for nodes to find the new controller before their silence counts
 

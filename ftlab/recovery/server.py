@@ -23,9 +23,9 @@ from ftlab.config import MAX_CODE_BYTES, MAX_MESSAGE_BYTES, JobConfig
 from ftlab.errors import BadMessage, FtlabError
 from ftlab.events import Event
 from ftlab.metrics import Exporter
+from ftlab.policy import Policy, decide
 from ftlab.recovery.controller import TICK_S, Controller
 from ftlab.recovery.job import Job
-from ftlab.recovery.policy import Policy, decide
 
 log = logging.getLogger(__name__)
 _EVENTS_PER_FRAME = 500

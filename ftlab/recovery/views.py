@@ -29,6 +29,7 @@ class WorkerView:
     step: int = 0
     place: Place = Place.STARTING
     since: float = 0.0
+    slow: str = ""  # what slows it down, as far as its node can tell
 
     @property
     def ready(self) -> bool:
@@ -57,6 +58,7 @@ class WorkerView:
         self.pid, self.place, self.since = int(report["pid"]), Place(report["place"]), float(report["since"])
         self.generation, self.rank, self.step = int(report["generation"]), int(report["rank"]), int(report["step"])
         self.parked = self.parked or self.place == Place.PARKED
+        self.slow = str(report.get("slow") or "")
 
 
 @dataclass

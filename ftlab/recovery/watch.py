@@ -11,8 +11,8 @@ from ftlab.config import ClusterConfig
 from ftlab.health.progress import Limits, StepClock, all_waiting, find_stalled
 from ftlab.membership import Verdict
 from ftlab.messages import Place
+from ftlab.policy import Failure
 from ftlab.recovery.job import RECOVERING, RESTORING, RUNNING, Job
-from ftlab.recovery.policy import Failure
 from ftlab.recovery.roster import Roster
 from ftlab.recovery.views import NodeView
 

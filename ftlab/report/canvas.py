@@ -83,6 +83,8 @@ def glyph(kind: str, x: float, y: float, *, hint: str = "") -> str:
         cross = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
         under = tag("path", d=cross, stroke=PAPER, stroke_width=5)
         return tag("g", under, tag("path", d=cross, stroke=INK, stroke_width=2.4), hint=hint, stroke_linecap="round")
+    if kind == "found":
+        return tag("rect", hint=hint, x=x - 4, y=y - 4, width=8, height=8, fill=AMBER, stroke=PAPER)
     if kind == "failed":
         return tag("rect", hint=hint, x=x - 4, y=y - 4, width=8, height=8, fill=RED, stroke=PAPER)
     return tag("circle", hint=hint, cx=x, cy=y, r=4.5, fill=GREEN, stroke=PAPER)

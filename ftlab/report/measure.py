@@ -1,7 +1,8 @@
 """The figures of a run, read from its event log and from nothing else.
 
 `detection_s` runs from an injection to the controller's verdict, `stall_s` from the injection to the first step that
-every rank of the restored world committed. With several injections the figures at the top are the worst ones.
+every rank of the restored world committed, `mend_s` to that step from the first sign of the fault. With several
+injections the figures at the top are the worst ones.
 """
 
 from __future__ import annotations
@@ -24,12 +25,20 @@ def measure(events: Sequence[Event]) -> dict[str, Any]:
         "injected": len(injections), "injections": injections,
         "detection_s": _worst(row["detection_s"] for row in injections),
         "stall_s": _worst(row["stall_s"] for row in injections),
+        "mend_s": _worst(row["mend_s"] for row in injections),
         "phases": phases, "recoveries": len(recoveries),
         "steps": max((event.step or 0 for event in _of(events, "step.committed")), default=0),
         "steps_lost": _steps_lost(events),
         "worlds": [event.data["world"] for event in tables], "generations": len(tables),
         "source": _source(recoveries),
         "checkpoints": len(_of(events, "checkpoint.committed")), "damaged": len(_of(events, "checkpoint.damaged")),
+        "skipped": [sample for event in _of(events, "step.committed") for sample in event.data.get("passed_over", ())],
+        "spoiled": [{"cause": event.data["cause"], "step": event.step, "action": event.data["action"],
+                     "reason": event.data["reason"]} for event in _of(events, "step.spoiled")],
+        "stragglers": [{"rank": event.rank, "ratio": event.data["ratio"], "cause": event.data["cause"]}
+                       for event in _of(events, "straggler.found")],
+        "caught": [f"rank {event.data['stuck_rank']} is {event.data['detail']}"
+                   for event in _of(events, "worker.caught")],
         "goodput": goodput(events),
     }
 
@@ -48,7 +57,12 @@ def _measure_injection(injection: Event, events: Sequence[Event]) -> dict[str, A
     at = float(injection.data.get("receipt", {}).get("at", injection.at))
     verdict = next((event.at for event in events if event.kind == "recovery.started" and event.at >= at), None)
     done = next((event for event in _of(events, "recovery.finished") if event.at >= at), None)
-    if injection.data.get("fault") == "controller":
+    spoiled = next((event for event in _of(events, "step.spoiled") if event.at >= at), None)
+    if injection.data.get("fault") in ("nan", "oom") and spoiled and (verdict is None or spoiled.at < verdict):
+        verdict = spoiled.at  # mended in the step: no recovery of the world
+        step = next((event for event in _of(events, "step.committed")
+                     if event.at >= verdict and not event.data.get("skipped")), None)
+    elif injection.data.get("fault") == "controller":
         verdict = next((event.at for event in _of(events, "controller.started") if event.at >= at), None)
         step = next((event for event in _of(events, "step.committed") if event.at >= at), None)
     else:
@@ -56,7 +70,15 @@ def _measure_injection(injection: Event, events: Sequence[Event]) -> dict[str, A
                      and (event.generation or 0) >= (done.generation or 0)), None)
     return {"fault": injection.data.get("fault"), "target": injection.data.get("target"),
             "detection_s": round(verdict - at, 4) if verdict else None,
-            "stall_s": round(step.at - at, 4) if step else None, "receipt": injection.data.get("receipt", {})}
+            "stall_s": round(step.at - at, 4) if step else None,
+            "mend_s": round(step.at - seen, 4) if step and (seen := _first_sign(events, at)) else None,
+            "receipt": injection.data.get("receipt", {})}
+
+
+def _first_sign(events: Sequence[Event], at: float) -> float | None:
+    """When a fault first showed, which may be long after it was injected: memory runs out in a later step."""
+    signs = ("memory.failed", "step.spoiled", "worker.failed", "worker.stopped", "node.suspected", "node.died")
+    return min((event.at for event in events if event.kind in signs and event.at >= at), default=None)
 
 
 def _steps_lost(events: Sequence[Event]) -> int:

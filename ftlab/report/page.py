@@ -55,7 +55,7 @@ def _card(report: Mapping[str, Any], events: Sequence[Event], *, anchor: str = "
     return (
         f'<section class="ftlab-report"{place}><header><h2>{escape(str(report.get("drill", "drill")))}</h2>'
         f'<span class="badge {tone}">{escape(word)}</span><span class="why">{escape(why)}</span></header>'
-        f'<p class="setup">{escape(_setup(report))}</p>{_failures(report)}{_figures(report)}'
+        f'<p class="setup">{escape(_setup(report))}</p>{_failures(report)}{_figures(report)}{_findings(report)}'
         f"<h3>Timeline</h3>{timeline_svg(events)}{_waterfalls(story)}{_injections(story)}{_repeat(report)}</section>"
     )
 
@@ -68,6 +68,24 @@ def _setup(report: Mapping[str, Any]) -> str:
             parts.append(f"{report[key]} {key if report[key] != 1 else key[:-1]}")
     parts += [f"seed {report['seed']}"] if report.get("seed") is not None else []
     return " \N{MIDDLE DOT} ".join(parts)
+
+
+def _findings(report: Mapping[str, Any]) -> str:
+    found = findings(report)
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in found)}</ul>" if found else ""
+
+
+def findings(report: Mapping[str, Any]) -> list[str]:
+    """What the health monitor found, one line each: where a worker was stuck, bad steps, slow ranks, lost batches."""
+    lines = [str(line) for line in report.get("caught") or ()]
+    lines += [f"step {row['step']}: {row['reason']} → {row['action']}" for row in report.get("spoiled") or ()]
+    lines += [f"rank {row['rank']} was {row['ratio']:g} times slower than the others"
+              + (f": {row['cause']}" if row["cause"] else "") for row in report.get("stragglers") or ()]
+    skipped = list(report.get("skipped") or ())
+    if skipped:
+        some = ", ".join(map(str, skipped[:8]))
+        lines.append(f"{len(skipped)} samples were passed over on purpose: {some}{', …' if len(skipped) > 8 else ''}")
+    return lines
 
 
 def _failures(report: Mapping[str, Any]) -> str:

@@ -35,7 +35,8 @@ from ftlab.report.story import Lane, Mark, Recovery, Spell, Story
 
 GUTTER = 104  # pixels left of time zero, for the lanes' names
 BAR, GAP, SHELF, STRIP = 16, 7, 16, 32
-_COLOURS = {"fault": RED, "heal": GREEN, "suspect": AMBER, "dead": INK, "failed": RED, "restarted": GREEN}
+_COLOURS = {"fault": RED, "heal": GREEN, "suspect": AMBER, "dead": INK, "failed": RED, "restarted": GREEN,
+            "found": AMBER}
 
 
 @dataclass(kw_only=True)

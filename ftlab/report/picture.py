@@ -19,7 +19,7 @@ __all__ = ["timeline_svg", "waterfall_svg"]
 
 _MOST_CLOSE_UPS = 3
 _LEGEND = {"fault": "fault", "heal": "healed", "suspect": "SUSPECT", "dead": "DEAD",
-           "failed": "worker failed", "restarted": "restarted"}
+           "failed": "worker failed", "restarted": "restarted", "found": "found by the monitor"}
 
 
 @dataclass(frozen=True, kw_only=True)

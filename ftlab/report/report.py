@@ -10,7 +10,7 @@ from typing import Any
 from ftlab.events import Event
 from ftlab.report.canvas import duration
 from ftlab.report.measure import measure
-from ftlab.report.page import report_fragment, report_page
+from ftlab.report.page import findings, report_fragment, report_page
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Report:
 
     def samples(self) -> list[int] | None:
         """The sample ids of all steps, as they were committed last; None if the job did not record them."""
-        steps = {event.step: event.data.get("samples") for event in self.events if event.kind == "step.committed"}
+        steps: dict[int | None, list[int] | None] = {
+            event.step: [] if event.data.get("skipped") else event.data.get("samples") for event in self.events
+            if event.kind == "step.committed"}
         return None if not steps or None in steps.values() else [one for ids in steps.values() for one in ids or ()]
 
     def save(self, path: str | Path) -> Path:
@@ -75,6 +77,7 @@ def report_table(facts: dict[str, Any]) -> str:
             ("goodput", facts.get("goodput")), ("leaked", facts.get("leaked"))]
     head = f"{facts['drill']}: {facts['nodes']} nodes + {facts['spares']} spares, {facts['backend']}"
     lines = [head, *(f"  {name:<24} {value}" for name, value in rows if value not in (None, ""))]
+    lines += [f"  {line}" for line in findings(facts)]
     phases = facts.get("phases") or {}
     if phases:
         lines.append("  recovery")

@@ -30,7 +30,7 @@ class Mark:
     """A moment in a lane."""
 
     at: float
-    kind: str  # fault, heal, suspect, dead, failed, restarted
+    kind: str  # fault, heal, suspect, dead, failed, restarted, found (by the health monitor)
     text: str  # the short label; empty when another lane already carries it
     detail: str = ""  # the tooltip
 
@@ -246,6 +246,10 @@ _NODE_MARKS = {
     "node.died": ("dead", "DEAD"),
     "worker.failed": ("failed", "worker failed"),
     "worker.restarted": ("restarted", "worker restarted"),
+    "worker.caught": ("found", "caught"),
+    "step.spoiled": ("found", "bad step"),
+    "straggler.found": ("found", "straggler"),
+    "memory.warned": ("found", "memory"),
 }
 
 

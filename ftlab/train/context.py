@@ -12,21 +12,29 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
+from ftlab import messages
+from ftlab import policy as acts
+from ftlab.checkpoint import ranks
 from ftlab.checkpoint.state import TrainingState
 from ftlab.config import JobConfig
 from ftlab.elastic.reduce import FlatGradients, sum_in_shard_order, sum_over_ranks
-from ftlab.elastic.sampler import GlobalSampler, Piece, Seating
+from ftlab.elastic.sampler import GlobalSampler, Piece, Seating, owned_shards
 from ftlab.elastic.seeding import seed_step
-from ftlab.errors import ConfigError
+from ftlab.errors import ConfigError, FtlabError, StateLost
+from ftlab.health.memory import is_out_of_memory
+from ftlab.health.numbers import check_loss, gradient_norm
 from ftlab.messages import RESERVED_VALUES, Place
+from ftlab.policy import Action
 from ftlab.train.ddp import ElasticDDP
+from ftlab.train.mending import Mender, StepSpoiled
+from ftlab.train.rates import lower_rate
 from ftlab.train.session import Session
 from ftlab.train.sharded import Build, ShardedJob, ShardedParts
 from ftlab.train.status import StatusPage
@@ -38,6 +46,8 @@ class TrainContext:
     def __init__(self, session: Session, page: StatusPage, config: JobConfig) -> None:
         self._session, self._page, self.config = session, page, config
         self._state: TrainingState = session.state
+        assert session.mender is not None
+        self._mender: Mender = session.mender
         self._flat: FlatGradients | None = None
         self._step = _Step(self)
         self._running = False
@@ -50,6 +60,12 @@ class TrainContext:
         self._held: list[torch.Tensor | None] | None = None
         self._taken: list[torch.Tensor] = []
         self._batch = 0
+        self._sampler: GlobalSampler | None = None
+        self._can_split: Callable[[], bool] = lambda: self._sampler is not None and self._sampler.can_split()
+        self._waited = 0.0  # for the other ranks, in this step
+        self._agreed = False  # on gradients, in this step
+        self._judging = False  # whether numbers are looked at
+        self._last_commit = 0.0
 
     # ---- who am I ------------------------------------------------------------------------------------------
 
@@ -80,6 +96,16 @@ class TrainContext:
         """How many steps are committed."""
         return self._state.step
 
+    @property
+    def pieces(self) -> int:
+        """How many pieces each rank's share of a batch is cut into, so that it fits into memory."""
+        return self._mender.book.pieces
+
+    @property
+    def passed_over(self) -> list[int]:
+        """The steps whose batches were passed over on purpose."""
+        return self._mender.book.passed_over
+
     # ---- what must survive ---------------------------------------------------------------------------------
 
     def protect(self, **parts: Any) -> None:
@@ -104,8 +130,9 @@ class TrainContext:
     def sampler(self, size: int, global_batch: int, *, seed: int | None = None, shuffle: bool = True) -> GlobalSampler:
         """Sample ids for each step as a function of seed and step, cut to this rank's share."""
         self._batch = global_batch
-        return GlobalSampler(size, global_batch, seed=self.config.seed if seed is None else seed, shuffle=shuffle,
-                             seating=self._seating, on_piece=self._on_piece(global_batch))
+        self._sampler = GlobalSampler(size, global_batch, seed=self.config.seed if seed is None else seed,
+                                      shuffle=shuffle, seating=self._seating, on_piece=self._on_piece(global_batch))
+        return self._sampler
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
@@ -116,6 +143,8 @@ class TrainContext:
                               hint="ctx.protect(model=model, optimizer=optimizer) before the loop")
         self._running = True
         state, session = self._state, self._session
+        scaled = any(isinstance(part, torch.amp.GradScaler) for part in state.parts.values())
+        self._judging = self.config.health.numbers and not scaled  # a scaler expects Inf, and deals with it
         while True:
             if not session.undisturbed:
                 session.join()
@@ -123,6 +152,9 @@ class TrainContext:
             step = state.step
             if step >= total:
                 return
+            if step in self._mender.book.passed_over:
+                self._pass_over(step, "its numbers were bad")
+                continue
             self._begin(step)
             yield step
             if not self._stepped:
@@ -135,22 +167,27 @@ class TrainContext:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute gradients and average them over the group, weighted by each rank's share of the global batch."""
+        if loss.numel() != 1 or not loss.is_floating_point():
+            check_loss(loss)  # says what is wrong with it
         if self._session.sharded is not None:  # FSDP averages the gradients while it computes them
             (loss * (self._weight(self._piece) * self._session.world)).backward()
+            self._judge_shards(loss)
             return
         if self._held is None:
             self._hold_gradients()
         piece, wrapped = self._piece, ElasticDDP.in_use(self._session)
         if wrapped:
-            self._page.move(Place.COMMUNICATING)
+            self._wait_begins()
             (loss * (self._weight(piece) * self._session.world)).backward()
             self._agree_buffers(self._weight(piece))
-            self._page.move(Place.COMPUTING)
+            self._wait_ends()
+            if self._judging:  # of the loss each rank knows only its own part
+                self._mender.judge(None, gradient_norm(each.grad for each in self._state.parameters()))
             self._give_back_held()
             return
         loss.backward()
         last = piece is None or piece.last
-        self._collect(self._weight(piece), last)
+        self._collect(self._weight(piece), last, loss)
         if last:
             self._agree()
 
@@ -170,6 +207,7 @@ class TrainContext:
     def _begin(self, step: int) -> None:
         self._stepped = False
         self._values, self._samples, self._piece, self._held, self._taken = {}, None, None, None, []
+        self._waited, self._agreed = 0.0, False
         self._state.mark()
         here = self._seating()
         seed_step(self.config.seed, step, here.rank * here.shards // here.world)
@@ -180,35 +218,123 @@ class TrainContext:
         self._stepped = True
         self._page.move(Place.COMPUTING)
 
-    def _commit(self) -> None:
+    def _commit(self, skipped: str = "") -> None:
         state, session = self._state, self._session
         at = time.monotonic()
         state.commit()
         self._page.commit(state.step, at)
         first = session.first_step_done(at)
-        ids = self._samples if self.config.record_samples else None
+        ids = self._samples if self.config.record_samples or skipped else None
         session.link.note_step({
             "generation": session.generation, "step": state.step, "at": at,
             "values": {name: float(value.detach() if isinstance(value, torch.Tensor) else value)
                        for name, value in self._values.items()},
             "samples": None if ids is None else ids.tolist(),
-            "digest": 0 if ids is None else zlib.crc32(ids.numpy().tobytes())}, urgent=first)
+            "digest": 0 if ids is None else zlib.crc32(ids.numpy().tobytes()),
+            "busy": 0.0 if first else at - self._last_commit - self._waited, "skipped": skipped}, urgent=first)
+        self._last_commit = at
+        if self._mender.book.pieces > 1 and self._mender.book.good_step():
+            self._seat = None
         if session.saver is not None:
             session.saver.after_step(session)
+
+    # ---- for a loop that computes its gradients itself -----------------------------------------------------
+
+    def _begin_batch(self, step: int) -> None:
+        """The data is there: random numbers are drawn anew, and gradients of earlier batches set aside."""
+        here = self._seating()
+        seed_step(self.config.seed, step, here.rank * here.shards // here.world)
+        self._hold_gradients()
+
+    def _drop_gradients(self) -> None:
+        """Those of earlier batches are not wanted any more."""
+        if self._held is not None:
+            self._held = [None] * len(self._held)
+
+    def _take_gradients(self, weight: float, last: bool) -> None:
+        """Those of one piece, with its share of the batch; after the last piece all ranks' sum is in their place."""
+        self._collect(weight, last, None)
+        if last:
+            self._agree()
+
+    # ---- a step that must not be committed -----------------------------------------------------------------
+
+    def _judge_shards(self, loss: torch.Tensor) -> None:
+        """Each rank sees only its part of the gradients: add up the squares of their norms."""
+        if not self._judging:
+            return
+        norm = gradient_norm(getattr(each.grad, "_local_tensor", each.grad) for each in self._state.parameters())
+        both = torch.tensor([float(loss.detach()) / self._session.world, norm * norm], dtype=torch.float64)
+        self._wait_begins()
+        sum_over_ranks(both)
+        self._wait_ends()
+        self._mender.judge(float(both[0]), float(both[1]) ** 0.5)
+
+    def _tell_failure(self, error: Exception) -> bool:
+        """This rank ran out of memory: the others learn it where they wait for its gradients. False if they cannot."""
+        flat = self._flat
+        if self._agreed or flat is None or not flat.length or ElasticDDP.in_use(self._session):
+            return False
+        shards = len(owned_shards(self._seating())) if self.config.exact else 1
+        self._note("memory.failed", rank_failed=self._session.rank, detail=str(error)[:300])
+        self._sum([flat.take_failure() for _ in range(shards)])
+        return True
+
+    def _mend(self, spoiled: StepSpoiled) -> None:
+        """Undo a step that all ranks know to be spoiled, and do what the policy says."""
+        session, mender, step = self._session, self._mender, self._state.step
+        if not self._state.rollback():
+            raise StateLost(f"step {step} changed parameters before its gradients were agreed on: it cannot be undone",
+                            seen=spoiled.reason, hint="call optimizer.step() after the last ctx.backward")
+        answer: Action | FtlabError = acts.Retry()
+        if session.rank == 0:
+            answer = mender.decide(spoiled, step, saved=session.newest_saved(), can_split=self._can_split())
+            self._note("step.spoiled", cause=spoiled.cause, reason=spoiled.reason, action=type(answer).__name__)
+        answer = ranks.agree(answer)
+        if isinstance(answer, FtlabError):
+            raise answer
+        mender.note(spoiled.cause, step)
+        self._act(answer, spoiled.reason, step)
+
+    def _note(self, event: str, **facts: Any) -> None:
+        self._session.link.send(messages.Noted(job=self._session.ladder.job, event=event, step=self._state.step,
+                                               data=facts))
+
+    def _act(self, action: Action, reason: str, step: int) -> None:
+        book = self._mender.book
+        if isinstance(action, acts.Split):
+            book.split()
+            self._seat = None
+        elif isinstance(action, acts.Rollback):
+            if action.skip:
+                book.pass_over(step)
+            self._session.rewind(action, f"goes back to a checkpoint: {reason}")
+        elif isinstance(action, acts.Skip | acts.LowerRate):
+            if isinstance(action, acts.LowerRate):
+                lower_rate(self._state.parts, action.factor)
+            book.pass_over(step)
+            self._pass_over(step, reason)
+
+    def _pass_over(self, step: int, reason: str) -> None:
+        """The step counts, and changes nothing."""
+        self._values = {}
+        self._samples = self._sampler.global_ids(step) if self._sampler is not None else self._samples
+        self._commit(skipped=reason)
 
     def _seating(self) -> Seating:
         if self._seat is None:
             session = self._session
             if self._shards is None and self.config.exact:
                 self._shards = session.world
-            self._seat = Seating(session.rank, session.world, self._shards or session.world)
+            self._seat = Seating(session.rank, session.world, self._shards or session.world,
+                                 self._mender.book.pieces)
         return self._seat
 
     def _on_piece(self, global_batch: int) -> Any:
         def remember(step: int, piece: Piece, ids: torch.Tensor) -> None:
             self._piece, self._samples, self._batch = piece, ids, global_batch
             if self.config.exact:
-                seed_step(self.config.seed, step, piece.shard)
+                seed_step(self.config.seed, step, piece.shard + (piece.part << 32))
         return remember
 
     def _weight(self, piece: Piece | None) -> float:
@@ -238,26 +364,38 @@ class TrainContext:
                 for buffer, mean in zip(buffers, flat.split([each.numel() for each in buffers]), strict=True):
                     buffer.copy_(mean.view_as(buffer))
 
-    def _collect(self, weight: float, last: bool) -> None:
+    def _collect(self, weight: float, last: bool, loss: torch.Tensor | None) -> None:
         assert self._flat is not None
-        taken = self._flat.take(weight, self._state.changed_buffers())
+        taken = self._flat.take(weight, self._state.changed_buffers(), loss)
         if not last:
             self._state.reset_buffers()
-        if self._taken and not self.config.exact:
-            self._taken[0] += taken
+        if self._taken and not (self.config.exact and self._piece is not None and self._piece.part == 0):
+            self._taken[-1] += taken  # of the same shard, or in any order
         else:
             self._taken.append(taken)
 
     def _agree(self) -> None:
         assert self._flat is not None and self._held is not None
-        self._page.move(Place.COMMUNICATING)
-        if self.config.exact:
-            total = sum_in_shard_order(self._taken, self._seating())
-        else:
-            total = sum_over_ranks(self._taken[0])
-        self._page.move(Place.COMPUTING)
+        total = self._sum(self._taken)
+        loss, gradients, failed = self._flat.read(total)
+        if failed:
+            raise StepSpoiled("oom", f"{failed} rank{'s' if failed > 1 else ''} ran out of memory")
+        if self._judging:
+            self._mender.judge(loss, gradient_norm(gradients))
         self._flat.put(total, self._held, self._state.changed_buffers())
-        self._taken, self._held = [], None
+        self._taken, self._held, self._agreed = [], None, True
+
+    def _sum(self, flats: list[torch.Tensor]) -> torch.Tensor:
+        self._wait_begins()
+        total = sum_in_shard_order(flats, self._seating()) if self.config.exact else sum_over_ranks(flats[0])
+        self._wait_ends()
+        return total
+
+    def _wait_begins(self) -> None:
+        self._waited -= self._page.move(Place.COMMUNICATING)
+
+    def _wait_ends(self) -> None:
+        self._waited += self._page.move(Place.COMPUTING)
 
 
 class _Step:
@@ -271,7 +409,21 @@ class _Step:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> bool:
+        context = self._context
         if error is None:
-            self._context._commit()
+            context._commit()
             return False
-        return isinstance(error, Exception) and self._context._session.lost(error)
+        if not isinstance(error, Exception):
+            return False
+        try:
+            if isinstance(error, StepSpoiled):
+                context._mend(error)
+                return True
+            if is_out_of_memory(error) and context._tell_failure(error):
+                context._mend(StepSpoiled("oom", f"{type(error).__name__}: {str(error)[:200]}"))
+                return True
+        except Exception as broken:  # the world broke meanwhile, or the job is to end
+            if not context._session.lost(broken):
+                raise
+            return True
+        return context._session.lost(error)

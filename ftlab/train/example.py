@@ -12,13 +12,18 @@ from typing import Any
 PROBES = 2048  # parameters that are returned, to tell how far two runs are apart
 
 
-def train_network(ctx: Any, steps: int = 150, step_s: float = 0.02, global_batch: int = 64) -> dict[str, Any]:
-    """Train MLP 256-512-256 with Adam; each step takes at least `step_s`."""
+def train_network(ctx: Any, steps: int = 150, step_s: float = 0.02, global_batch: int = 64,
+                  sample_mb: float = 0.0, noisy: bool = True) -> dict[str, Any]:
+    """Train MLP 256-512-256 with Adam; a forward pass takes at least `step_s`, and `sample_mb` of memory per sample.
+
+    Without `noisy` it has neither BatchNorm nor dropout: then a batch in pieces gives the gradient of the whole.
+    """
     import torch
     from torch import nn
 
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(256, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 256))
+    noise = [nn.BatchNorm1d(512), nn.Dropout(0.1)] if noisy else []
+    model = nn.Sequential(nn.Linear(256, 512), *noise[:1], nn.ReLU(), *noise[1:], nn.Linear(512, 256))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(1, steps))
     inputs = torch.randn(2048, 256)
@@ -27,11 +32,13 @@ def train_network(ctx: Any, steps: int = 150, step_s: float = 0.02, global_batch
     data = ctx.sampler(len(inputs), global_batch=global_batch, seed=7)
     for step in ctx.steps(steps):
         with ctx.step():
-            begin = time.monotonic()
+            end = time.monotonic() + step_s
             for ids in data.shards(step):
+                scratch = torch.ones(len(ids), int(sample_mb * (1 << 18)))
                 loss = nn.functional.mse_loss(model(inputs[ids]), targets[ids])
+                time.sleep(max(0.0, end - time.monotonic()))
                 ctx.backward(loss)
-            time.sleep(max(0.0, step_s - (time.monotonic() - begin)))
+                del scratch
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()

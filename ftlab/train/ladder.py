@@ -30,6 +30,7 @@ class Ladder:
     def __init__(self, config: CheckpointConfig | None, job: str, files: Sequence[int], busy: Sequence[int]) -> None:
         self.config, self.job, self.busy = config, job, list(busy)
         self.slots = [Slot(fd) for fd in files]
+        self.saved: int | None = None  # the newest step this worker knows to be in storage
 
     def cards(self) -> list[Card]:
         """What lies in this node's memory for this worker: its own earlier snapshots, and another rank's."""
@@ -53,8 +54,9 @@ class Ladder:
                                  "in between cannot be undone")
         return [0], "initial"
 
-    def load(self, rung: str, state: TrainingState, trained: bool) -> list[Note]:
-        """Load from a rung; what is to be noted. A job that has `trained` must not begin anew unsaid."""
+    def load(self, rung: str, state: TrainingState, trained: bool, at_most: int | None = None) -> list[Note]:
+        """Load from a rung; what is to be noted. A job that has `trained` must not begin anew unsaid. With `at_most`,
+        the newest checkpoint up to that step, or else the oldest there is."""
         notes: list[Note] = []
         if rung == "memory":
             card = max((card for card in self.cards() if card["world"] == 1), key=lambda card: int(card["step"]))
@@ -63,11 +65,14 @@ class Ladder:
                 return [("checkpoint.recalled", card["step"], {"bytes": card["bytes"]})]
             except CheckpointDamaged as error:
                 notes.append(("checkpoint.damaged", card["step"], {"name": "memory", "reason": error.message}))
-        return [*notes, *self._load_storage(state, trained)]
+        return [*notes, *self._load_storage(state, trained, at_most)]
 
-    def _load_storage(self, state: TrainingState, trained: bool) -> list[Note]:
+    def _load_storage(self, state: TrainingState, trained: bool, at_most: int | None) -> list[Note]:
         notes: list[Note] = []
-        for entry in self.candidates():
+        found = self.candidates()
+        if at_most is not None:
+            found = [entry for entry in found if entry.step <= at_most] or found[::-1]
+        for entry in found:
             try:
                 manifest = restore(self.vault, entry.name, state)
                 return [*notes, ("checkpoint.loaded", manifest.step, {"name": entry.name})]
@@ -97,6 +102,10 @@ class Ladder:
         if self.config.resume is True:
             return entries
         return own if self.config.resume is False else [*own, vault.find(self.config.resume)]
+
+    def condemn(self, name: str, reason: str) -> list[Note]:
+        """Set aside a checkpoint whose numbers turned bad; what is to be noted."""
+        return [self.set_aside(entry, reason) for entry in self.candidates() if entry.name == name]
 
     def set_aside(self, entry: Entry, reason: str) -> Note:
         """Mark a damaged checkpoint; what is to be noted."""

@@ -27,8 +27,10 @@ from ftlab.elastic.group import Group, GroupSevered
 from ftlab.errors import FtlabError, ModelMismatch, TrainingFailed
 from ftlab.membership import RankTable
 from ftlab.messages import Place
+from ftlab.policy import Rollback
 from ftlab.train.ladder import Ladder, Note
 from ftlab.train.link import WorkerLink
+from ftlab.train.mending import Mender
 from ftlab.train.saver import Saver
 from ftlab.train.sharded import ShardedJob
 from ftlab.train.status import StatusPage
@@ -62,6 +64,9 @@ class Session:
         self._parked = False
         self._secret = b""  # of the generation: members prove it to each other when state travels
         self._trained = False  # the job has committed steps
+        self._back_to = -1  # the step to go back to, or before it; -1: nowhere
+        self._split = False  # a worker was killed for memory before this generation
+        self.mender: Mender | None = None  # set by the worker
         self.wrapped: object | None = None  # an ElasticDDP, if the train function made one
 
     @property
@@ -117,6 +122,21 @@ class Session:
         self._leave(f"{type(error).__name__}: {str(error)[:300]}")
         return True
 
+    def rewind(self, back: Rollback, reason: str) -> None:
+        """Give up the present state, as all ranks do: the next generation begins from an older checkpoint."""
+        assert self.mender is not None
+        if back.condemn and self.rank == 0:
+            self._tell(self.ladder.condemn(str(self.mender.book.notes.get("loaded", "")), reason))
+        self._back_to = max(0, self.state.step - back.steps)
+        self._leave(reason, rewind=True)
+        self._holds = False
+
+    def newest_saved(self) -> int | None:
+        """The step of the newest good checkpoint in storage, if there is one."""
+        if self.ladder.config is None:
+            return None
+        return next((entry.step for entry in self.ladder.candidates() if entry.good), None)
+
     def first_step_done(self, at: float) -> bool:
         """Whether this was a generation's first step; if so, report what its recovery took."""
         if not self._spans:
@@ -140,12 +160,12 @@ class Session:
         if self.group is not None and self.link.over(self.generation):
             self._leave("generation ended")
 
-    def _leave(self, reason: str) -> None:
+    def _leave(self, reason: str, rewind: bool = False) -> None:
         """Tell the controller first (it waits for that), then take the group apart."""
         self.page.move(Place.RECOVERING)
         self._holds = self.state.rollback() and self._holds
         self.link.send(messages.Stopped(generation=self.generation, step=self.state.step, at=time.monotonic(),
-                                        reason=reason))
+                                        reason=reason, rewind=rewind))
         if self._spans:
             self._send_spans(complete=False)
         group, self.group, self.synchronised = self.group, None, False
@@ -169,7 +189,7 @@ class Session:
         self.page.generation, self.page.rank = table.generation, rank
         self.page.move(Place.RECOVERING)
         self.group = Group(table, rank, (join.store[0], join.store[1]))
-        self._secret, self._trained = join.secret.encode(), join.step > 0
+        self._secret, self._trained, self._split = join.secret.encode(), join.step > 0, join.split
         self.link.watch(self.group)
         if self.link.over(table.generation):
             raise GroupSevered("this generation is already over")
@@ -205,6 +225,13 @@ class Session:
                 self._send_state(receiver)
             elif self.rank == receiver:
                 self._receive_state(sender)
+        self._settle()
+
+    def _settle(self) -> None:
+        """The state is there: training can go on."""
+        if self._split and self.mender is not None:
+            self.mender.book.split()
+        self._back_to, self._split = -1, False
         self._holds = self.synchronised = True
 
     def _synchronise_sharded(self, job: ShardedJob) -> None:
@@ -217,7 +244,7 @@ class Session:
             self._require_broken(error)
             raise
         self._tell(notes)
-        self._holds = self.synchronised = True
+        self._settle()
 
     def _require_broken(self, error: Exception) -> None:
         """An error of the train function's own code, while the world is whole, ends the job with its traceback."""
@@ -234,7 +261,7 @@ class Session:
         """Who holds the newest committed step, who needs it; the same answer on every rank."""
         signature = self.state.signature()
         mine = torch.tensor([self.state.step if self._holds else -1, zlib.crc32(repr(signature).encode()),
-                             self.state.step, self.ladder.memory_step])
+                             self.state.step, self.ladder.memory_step, self._back_to])
         rows = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(rows, mine)
         if len({int(row[1]) for row in rows}) > 1:
@@ -243,7 +270,11 @@ class Session:
         newest = max(steps)
         holders = [rank for rank, step in enumerate(steps) if step == newest] if newest >= 0 else [0]
         self.source = "live" if newest >= 0 else "initial"
-        if newest < 0:
+        back = [rank for rank, row in enumerate(rows) if int(row[4]) >= 0]
+        if newest < 0 and back:
+            self._back_to = min(int(rows[rank][4]) for rank in back)
+            holders, self.source = back[:1], "storage"
+        elif newest < 0:
             kept = [int(row[3]) for row in rows]
             holders, self.source = self.ladder.choose(kept, self._trained or any(int(row[2]) for row in rows))
         return holders, [rank for rank in range(self.world) if rank not in holders]
@@ -251,7 +282,12 @@ class Session:
     def _climb_down(self) -> None:
         """Nobody lives who holds the state: take it from the rung that was chosen."""
         if self.source in ("memory", "storage"):
-            self._tell(self.ladder.load(self.source, self.state, self._trained))
+            at_most = self._back_to if self._back_to >= 0 else None
+            notes = self.ladder.load(self.source, self.state, self._trained, at_most)
+            self._tell(notes)
+            for event, step, facts in notes:
+                if event == "checkpoint.loaded" and self.mender is not None:
+                    self.mender.book.loaded(str(facts["name"]), step)
 
     def _explain_mismatch(self, signature: list[list[object]]) -> None:
         everyone: list[list[list[object]] | None] = [None] * self.world

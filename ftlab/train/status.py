@@ -45,10 +45,12 @@ class StatusPage:
         self._committed_at = time.monotonic()
         self.move(Place.STARTING)
 
-    def move(self, place: Place) -> None:
-        """Say where the training thread is now."""
+    def move(self, place: Place) -> float:
+        """Say where the training thread is now; when it came there."""
         self.place = place
-        self._write(time.monotonic())
+        now = time.monotonic()
+        self._write(now)
+        return now
 
     def commit(self, step: int, at: float) -> None:
         """Say that a step was committed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -19,15 +20,19 @@ import cloudpickle
 from ftlab import messages
 from ftlab.config import JobConfig
 from ftlab.errors import FtlabError, StateLost
+from ftlab.health.memory import is_out_of_memory
 from ftlab.messages import Place
+from ftlab.policy import decide
 from ftlab.train.context import TrainContext
 from ftlab.train.ladder import Ladder
 from ftlab.train.link import WorkerLink
+from ftlab.train.mending import Mender
 from ftlab.train.session import Released, Session
 from ftlab.train.status import StatusPage
 from ftlab.train.trap import set_trap
 
 MAX_RESULT_BYTES = 1 << 20
+STACK_SIGNAL = signal.SIGQUIT  # asks for the stacks of all threads, as it does of other runtimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,7 @@ class WorkerSpec:
 
     node: str
     local_rank: int
-    code: bytes  # cloudpickle of (train function, arguments)
+    code: bytes  # cloudpickle of (train function, positional and keyword arguments, policy or None)
     path: list[str]  # the notebook's sys.path
     config: dict[str, Any]  # JobConfig
     job: str = ""
@@ -49,7 +54,7 @@ def run_worker(spec: WorkerSpec, connection: Connection, page: StatusPage, memor
     config = JobConfig.from_dict(spec.config)
     ladder = Ladder(config.checkpoint, spec.job, memory, spec.busy)
     session = Session(link, page, spec.node, spec.local_rank, ladder)
-    set_trap(page)
+    set_trap(page, session.state)
     link.start()
     try:
         _train(spec, session, page, config)
@@ -80,7 +85,8 @@ def warm_up() -> None:
 
 def _train(spec: WorkerSpec, session: Session, page: StatusPage, config: JobConfig) -> None:
     sys.path[:] = [*spec.path, *(entry for entry in sys.path if entry not in spec.path)]
-    train, args, kwargs = cloudpickle.loads(spec.code)
+    train, args, kwargs, policy = cloudpickle.loads(spec.code)
+    session.mender = session.state.rider = Mender(config, policy or decide)
     context = TrainContext(session, page, config)
     value = train(context, *args, **kwargs)
     session.join()
@@ -124,7 +130,8 @@ def _pack_result(value: Any) -> tuple[str, str]:
 def _report_failure(error: BaseException, session: Session) -> None:
     trace = "".join(traceback.format_exception(type(error), error, _own_frames(error)))
     session.link.send(messages.Failed(
-        cause="crash", detail=f"{type(error).__name__}: {str(error)[:2000]}", traceback=trace[-20000:],
+        cause="oom" if is_out_of_memory(error) else "crash", detail=f"{type(error).__name__}: {str(error)[:2000]}",
+        traceback=trace[-20000:],
         fatal=error.to_dict() if isinstance(error, FtlabError) else None,
         generation=session.generation, step=session.state.step))
 

@@ -28,7 +28,7 @@ def tree(tmp_path: Path, **files: str) -> Path:
 
 
 GOOD = {
-    "points down": {"cluster__node": "from ftlab.recovery.policy import decide\nimport docker, tornado"},
+    "points down": {"cluster__node": "from ftlab.policy import decide\nimport docker, tornado"},
     "same room": {"train__worker": "from .context import Context\nfrom ftlab.train import data\nimport torch"},
     "relative and down": {"train__worker": "from ..elastic.group import build\nfrom .. import errors"},
     "base imports errors": {"config": "import os\nfrom ftlab.errors import ConfigError"},

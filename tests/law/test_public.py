@@ -19,11 +19,14 @@ PUBLIC = [
     "DistributedCheckpointManager",
     "Event",
     "FtlabError",
+    "HealthConfig",
+    "HealthMonitor",
     "JobConfig",
     "Report",
     "connect",
     "drill",
     "faults",
+    "train_with_auto_recovery",
 ]
 
 

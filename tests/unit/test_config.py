@@ -41,7 +41,8 @@ BAD_JOBS = [
     ({"min_nodes": 0}, "min_nodes must be at least 1"),
     ({"shards": 4}, "shards is only used with exact=True"),
     ({"shards": 0, "exact": True}, "shards must be at least 1"),
-    ({"budgets": {"crsh": 1, "node": 2}}, "unknown budget ['crsh']: causes are ['crash', 'link', 'node', 'stall']"),
+    ({"budgets": {"crsh": 1, "node": 2}}, "unknown budget ['crsh']: causes are ['crash', 'link', 'node', "
+                                               "'numbers', 'oom', 'stall', 'straggler']"),
 ]
 
 

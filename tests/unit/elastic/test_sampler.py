@@ -90,7 +90,7 @@ def test_without_shuffling_the_ids_are_in_order_in_every_epoch():
 
 def test_indices_hands_out_one_shard_and_refuses_several():
     assert sampler(40, 8, Seating(1, 2, 2)).indices(0).tolist() == sampler(40, 8).global_ids(0).tolist()[4:]
-    with pytest.raises(ConfigError, match="owns 2 shards") as refusal:
+    with pytest.raises(ConfigError, match="comes in 2 pieces") as refusal:
         sampler(40, 8, Seating(0, 2, 4)).indices(0)
     assert "for ids in data.shards(step)" in refusal.value.hint
 

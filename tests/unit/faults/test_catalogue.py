@@ -7,7 +7,7 @@ import pytest
 from ftlab import faults
 from ftlab.errors import ConfigError, UnknownFault
 from ftlab.faults import KINDS, Fault, make
-from ftlab.faults.catalogue import HEALABLE
+from ftlab.faults.catalogue import HEALABLE, WAYS
 
 
 @pytest.mark.parametrize("kind", ["meteor", "", "Kill", "kill "])
@@ -20,7 +20,7 @@ def test_an_unknown_fault_is_refused_with_the_known_ones(kind):
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - set(HEALABLE)))
 def test_what_cannot_be_healed_refuses_a_time_to_heal(kind):
     with pytest.raises(ConfigError, match=f"a {kind} cannot be healed"):
-        make(kind, "node-1", heal_after=1.0, way="flip" if kind == "corrupt" else "")
+        make(kind, "node-1", heal_after=1.0, way=WAYS.get(kind, ("",))[0])
 
 
 @pytest.mark.parametrize("kind", HEALABLE)
@@ -39,6 +39,8 @@ def test_hangs_and_partitions_can_be_healed(kind):
     (faults.controller(at_step=9), "controller controller at step 9"),
     (faults.blackout(), "blackout all"),
     (faults.corrupt("swap", at_step=30), "corrupt all by swap at step 30"),
+    (faults.nan("rank-1", "again"), "nan rank-1 by again"),
+    (faults.straggler("node-2", heal_after=2), "straggler node-2, healed after 2 s"),
 ])
 def test_a_fault_describes_itself(fault, words):
     assert fault.describe() == words
@@ -48,8 +50,21 @@ def test_a_fault_describes_itself(fault, words):
 def test_every_kind_has_a_maker_of_its_name_that_makes_it(kind):
     maker = getattr(faults, kind)
     fault = maker() if kind in ("controller", "blackout", "corrupt") else maker("node-1")
-    same = make(kind, "node-1", way="flip" if kind == "corrupt" else "")
+    same = make(kind, "node-1", way=WAYS.get(kind, ("",))[0])
     assert fault == same and isinstance(fault, Fault) and fault.kind == kind
+
+
+@pytest.mark.parametrize(("kind", "way"), [("nan", ""), ("nan", "flip"), ("oom", "again"), ("kill", "kernel"),
+                                           ("corrupt", "once")])
+def test_a_way_that_a_fault_does_not_have_is_refused(kind, way):
+    with pytest.raises(ConfigError, match=f"{way!r} is no way to {kind}"):
+        make(kind, "node-1", way=way)
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.5, 2])
+def test_a_straggler_must_have_some_of_its_time_and_not_all(share):
+    with pytest.raises(ConfigError, match="share must be between 0 and 1"):
+        faults.straggler("node-1", share)
 
 
 def test_faults_without_a_choice_have_a_fixed_target():
@@ -86,6 +101,11 @@ class Hands:
     (faults.kill("rank-9"), {"do": "kill", "node": "node-0"}),
     (faults.crash("rank-2"), {"do": "crash", "node": "node-2", "pid": 102}),
     (faults.stall("node-3"), {"do": "stall", "node": "node-3", "pid": 103}),
+    (faults.nan("node-3"), {"do": "nan", "node": "node-3", "pid": 103}),
+    (faults.nan("node-3", "again"), {"do": "poison", "node": "node-3", "pid": 103}),
+    (faults.oom("node-3"), {"do": "squeeze", "node": "node-3", "pid": 103, "room_mb": 36}),
+    (faults.oom("node-3", "kernel", room_mb=99), {"do": "cage", "node": "node-3", "pid": 103, "room_mb": 99}),
+    (faults.straggler("node-3", 0.5), {"do": "straggler", "node": "node-3", "pid": 103, "share": 0.5}),
     (faults.hang("node-0"), {"do": "hang", "node": "node-0"}),
     (faults.partition("node-0"), {"do": "cut", "node": "node-0"}),
     (faults.controller(), {"do": "kill_controller"}),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ftlab import messages
+from ftlab.config import DEFAULT_BUDGETS
 from ftlab.errors import BadMessage, BadPolicy, ConfigError, JobCancelled, JobError, RecoveryExhausted, TrainingFailed
 from ftlab.messages import Place
+from ftlab.policy import Abort, Continue, Grow, Replace, Restart, Shrink, Wait, decide
 from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RESTORING, RUNNING, STARTING
-from ftlab.recovery.policy import Abort, Continue, Grow, Replace, Restart, Shrink, Wait, decide
 from tests.unit.recovery.harness import STORE, Node
 
 SILENCE = 0.8  # longer than dead_s, and time for the decision after it
@@ -735,7 +736,7 @@ def test_the_policy_is_asked_with_what_is_known(make_world):
     assert (snapshot.members, snapshot.spares) == (("node-0", "node-1", "node-2"), ("node-3",))
     assert (snapshot.wanted, snapshot.minimum, snapshot.can_start) == (3, 2, False)
     assert (snapshot.step, snapshot.holders) == (4, 2)
-    assert budgets == {"node": 5, "crash": 3, "stall": 3, "link": 8}
+    assert budgets == {**DEFAULT_BUDGETS, "node": 5}
 
 
 def test_a_stall_that_repeats_on_one_node_is_told_to_the_policy(make_world):

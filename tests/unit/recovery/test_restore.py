@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ftlab.config import DEFAULT_BUDGETS
 from ftlab.messages import Place
+from ftlab.policy import decide
 from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RUNNING
-from ftlab.recovery.policy import decide
 from ftlab.recovery.restore import GRACE_S, restore
 from tests.unit.recovery.harness import World
 
@@ -65,7 +66,7 @@ def test_job_seats_generation_steps_and_verdicts_come_from_the_journal(make_worl
     assert job.tables == old.controller.job.tables
     assert (new.controller.generation, job.ledger.step, job.status) == (2, 5, RUNNING)
     assert [new.verdict(f"node-{number}") for number in range(4)] == ["ALIVE", "DEAD", "ALIVE", "ALIVE"]
-    assert job.budgets() == {"node": 7, "crash": 1, "stall": 3, "link": 8}
+    assert job.budgets() == {**DEFAULT_BUDGETS, "node": 7, "crash": 1}
 
 
 def test_nodes_that_say_hello_again_train_on_in_the_same_generation(make_world, come_back, journal):
@@ -137,7 +138,7 @@ def test_a_member_that_was_replaced_by_another_process_is_not_taken_for_the_old_
     new.nodes["node-2"].hello()
     assert new.tables()[-1] == ["node-0", "node-2"] and new.job.generation == 2
     assert [(row["cause"], row["node"]) for row in new.job.history] == [("node", "node-1")]
-    assert new.job.budgets() == {"node": 7, "crash": 3, "stall": 3, "link": 8}, "its workers are not accused as well"
+    assert new.job.budgets() == {**DEFAULT_BUDGETS, "node": 7}, "its workers are not accused as well"
     assert new.events("worker.restarted") == []
 
 

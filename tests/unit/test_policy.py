@@ -8,21 +8,32 @@ from typing import Any
 
 import pytest
 
-from ftlab.recovery.policy import (
+from ftlab.config import DEFAULT_BUDGETS
+from ftlab.policy import (
+    BACK_STEPS,
+    FEW_STEPS,
+    MANY_SKIPS,
     Abort,
+    Action,
     Continue,
     Failure,
     Grow,
+    LowerRate,
     Replace,
     Restart,
+    Retry,
+    Rollback,
     Shrink,
+    Skip,
     Snapshot,
+    Split,
     Wait,
     decide,
+    decide_step,
     find_problem,
 )
 
-BUDGETS = {"node": 8, "crash": 3, "stall": 3, "link": 8}
+BUDGETS = dict(DEFAULT_BUDGETS)
 CALM = Snapshot(failures=(), members=("node-0", "node-1", "node-2"), spares=(), wanted=3, minimum=3, can_start=False,
                 step=10, holders=2, procs_per_node=2)
 
@@ -247,3 +258,111 @@ def test_a_problem_is_found_with(action, moment, words):
 @pytest.mark.parametrize(("failures", "moment", "action"), TABLE.values(), ids=TABLE.keys())
 def test_no_problem_is_found_with_what_the_reference_policy_decides(failures, moment, action):
     assert find_problem(action, replace(CALM, failures=tuple(failures), **moment)) == ""
+
+
+NAN = Failure(cause="numbers", detail="the loss is NaN")
+FULL = Failure(cause="oom", detail="DefaultCPUAllocator: can't allocate memory")
+RAISED = Failure(cause="crash", detail="ValueError: no such column")
+SLOW = Failure(cause="straggler", node="node-1", detail="rank 1 takes 80 ms, the others 20 ms")
+KILLED = Failure(cause="oom", node="node-1", local_rank=0, detail="worker killed by the kernel for memory")
+
+STEPS: dict[str, tuple[Failure, dict[str, Any], Action]] = {
+    "bad numbers: the first time the step is tried again": (NAN, {}, Retry()),
+    "bad numbers: the first time also right after a load": (NAN, {"since_load": 0, "saved": 8}, Retry()),
+    "bad numbers again: it is the batch": (NAN, {"tries": 1}, Skip()),
+    "bad numbers again, with a checkpoint: still the batch": (NAN, {"tries": 1, "saved": 8}, Skip()),
+    "bad numbers again right after a load: it is the checkpoint":
+        (NAN, {"tries": 1, "since_load": FEW_STEPS, "saved": 8}, Rollback(condemn=True)),
+    "bad numbers again some time after a load: the batch":
+        (NAN, {"tries": 1, "since_load": FEW_STEPS + 1, "saved": 8}, Skip()),
+    "bad numbers again right after a load, and nothing older is left: the batch":
+        (NAN, {"tries": 1, "since_load": 1}, Skip()),
+    "a batch after another is bad: still the batch": (NAN, {"tries": 1, "skipped": MANY_SKIPS - 1}, Skip()),
+    "too many batches in a row: it is the state":
+        (NAN, {"tries": 1, "skipped": MANY_SKIPS, "saved": 8}, Rollback(steps=BACK_STEPS, skip=True)),
+    "too many batches in a row, and no checkpoint: a lower learning rate":
+        (NAN, {"tries": 1, "skipped": MANY_SKIPS}, LowerRate()),
+    "out of memory: smaller pieces": (FULL, {"can_split": True}, Split()),
+    "out of memory again: smaller pieces again": (FULL, {"can_split": True, "tries": 3}, Split()),
+    "an exception, with a checkpoint: back to it": (RAISED, {"saved": 8, "members": ("self",)}, Rollback()),
+    "a worker that was killed for memory is started again": (KILLED, {}, Restart(restart=(("node-1", 0),))),
+    "a slow node gives its seat to a spare": (SLOW, {"spares": ("node-3",)}, Replace(seats={"node-1": "node-3"})),
+    "a slow node without a spare stays": (SLOW, {"can_start": True}, Wait(reason="a slow node is better than none")),
+}
+STEP_ENDS: dict[str, tuple[Failure, dict[str, Any], str]] = {
+    "not even one sample fits": (FULL, {"can_split": False}, "OutOfMemory"),
+    "an exception without a checkpoint": (RAISED, {"members": ("self",)}, "TrainingFailed"),
+}
+
+
+def moment_of(failure: Failure, moment: dict[str, Any]) -> Snapshot:
+    return replace(CALM, failures=(failure,), holders=1, **moment)
+
+
+@pytest.mark.parametrize(("failure", "moment", "action"), STEPS.values(), ids=STEPS.keys())
+def test_in_a_step_the_policy_decides(failure, moment, action):
+    snapshot = moment_of(failure, moment)
+    assert decide(snapshot, BUDGETS) == action
+    assert decide(snapshot, dict.fromkeys(BUDGETS, 1)) == action, "one recovery is enough for this one"
+    assert find_problem(action, snapshot) == ""
+
+
+@pytest.mark.parametrize(("failure", "moment", "action"), STEPS.values(), ids=STEPS.keys())
+def test_without_a_budget_every_cause_ends_the_job_and_names_itself(failure, moment, action):
+    answer = decide(moment_of(failure, moment), {**BUDGETS, failure.cause: 0})
+    assert isinstance(answer, Abort)
+    assert (answer.error, answer.cause) == ("RecoveryExhausted", failure.cause) and failure.detail in answer.reason
+
+
+@pytest.mark.parametrize(("failure", "moment", "error"), STEP_ENDS.values(), ids=STEP_ENDS.keys())
+def test_in_a_step_the_policy_gives_up_when(failure, moment, error):
+    answer = decide(moment_of(failure, moment), BUDGETS)
+    assert isinstance(answer, Abort) and answer.error == error and failure.detail in answer.reason
+
+
+@pytest.mark.parametrize("failure", [NAN, FULL, RAISED], ids=lambda it: it.cause)
+@pytest.mark.parametrize("saved", [None, 8])
+@pytest.mark.parametrize("since_load", [None, 0, FEW_STEPS, FEW_STEPS + 1])
+@pytest.mark.parametrize("tries", [0, 1, 5])
+@pytest.mark.parametrize("skipped", [0, MANY_SKIPS])
+@pytest.mark.parametrize("can_split", [False, True])
+@pytest.mark.parametrize("left", [0, 1, 8])
+def test_at_every_moment_the_answer_can_be_carried_out(failure, saved, since_load, tries, skipped, can_split, left):
+    snapshot = moment_of(failure, {"saved": saved, "since_load": since_load, "tries": tries, "skipped": skipped,
+                                   "can_split": can_split})
+    action, problem = decide_step(decide, snapshot, dict.fromkeys(BUDGETS, left))
+    assert problem == ""
+    assert isinstance(action, Abort) or left > 0
+
+
+WRONG_STEPS: dict[str, tuple[Any, Failure, dict[str, Any], str]] = {
+    "nothing": (None, NAN, {}, "it is no Action"),
+    "a word": ("skip", NAN, {}, "it is no Action"),
+    "an action for nodes": (Continue(), NAN, {}, "a step needs one of Retry, Skip"),
+    "waiting": (Wait(), NAN, {}, "a step needs one of"),
+    "going back without a checkpoint": (Rollback(), NAN, {}, "there is no checkpoint"),
+    "going forward": (Rollback(steps=-1), NAN, {"saved": 8}, "must not be negative"),
+    "condemning what was never loaded": (Rollback(condemn=True), NAN, {"saved": 8}, "no checkpoint was loaded"),
+    "splitting one sample": (Split(), FULL, {}, "cannot be cut any further"),
+    "a higher learning rate": (LowerRate(factor=2.0), NAN, {}, "between 0 and 1"),
+    "a learning rate that is a word": (LowerRate(factor="low"), NAN, {}, "make no sense"),
+}
+
+
+@pytest.mark.parametrize(("answer", "failure", "moment", "words"), WRONG_STEPS.values(), ids=WRONG_STEPS.keys())
+def test_a_policy_that_answers_nonsense_about_a_step_is_found_out(answer, failure, moment, words):
+    _, problem = decide_step(lambda snapshot, budgets: answer, moment_of(failure, moment), BUDGETS)
+    assert words in problem and "the policy returned" in problem
+
+
+def test_a_policy_that_raises_about_a_step_is_found_out():
+    def raises(snapshot, budgets):
+        raise KeyError("numbers")
+
+    _, problem = decide_step(raises, moment_of(NAN, {}), BUDGETS)
+    assert problem == "the policy raised KeyError: 'numbers'"
+
+
+@pytest.mark.parametrize("action", [Retry(), Skip(), Split(), Rollback()], ids=lambda it: type(it).__name__)
+def test_actions_for_a_step_do_not_mend_a_dead_node(action):
+    assert find_problem(action, replace(CALM, failures=(node("node-1"),))) == "nothing is wrong with a step"

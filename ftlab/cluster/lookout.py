@@ -1,0 +1,97 @@
+"""A node's lookout: once a second it looks at the node's workers from outside. What slows one down, does its memory run
+out, and did the kernel kill one for it?
+
+It reads what the kernel counts and never touches the workers, so it costs them nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ftlab.cluster.forks import describe_exit
+from ftlab.health.memory import End, MemoryWatch, OomCount, explain_end, find_limits
+from ftlab.health.straggler import Usage, is_stopped, name_cause
+from ftlab.messages import Place
+from ftlab.train.status import Progress
+
+LOOK_S = 1.0
+_ENOUGH = 4  # looks before one that is stopped now and then is called so
+_OFTEN = 0.3  # a worker that is found stopped more often than this is slowed down by it
+
+
+@dataclass
+class _Seen:
+    pid: int
+    watch: MemoryWatch
+    usage: Usage
+    at: float
+    looks: int = 0  # since then, one with each heartbeat
+    outside: int = 0  # those that found it between two steps
+    stopped: int = 0  # those that found it stopped
+    slow: str = ""  # what slows it down
+
+
+@dataclass
+class Lookout:
+    """Looks at the workers of one node; `warn` is the share of a memory limit that is worth a warning."""
+
+    warn: float = 0.9
+    _seen: dict[int, _Seen] = field(default_factory=dict)  # by local rank
+    _kills: dict[Path, int] = field(default_factory=dict)  # cgroup → kills for memory, as last read
+    _next: float = 0.0
+
+    def look(self, now: float, workers: dict[int, tuple[int, Progress]]) -> Iterator[tuple[int, str]]:
+        """Look if it is time to: (local rank, warning) for each worker whose memory runs out."""
+        for local_rank, (pid, progress) in workers.items():
+            seen = self._seen.get(local_rank)
+            if seen is not None and seen.pid == pid:
+                seen.looks += 1
+                seen.outside += progress.place == Place.OUTSIDE
+                seen.stopped += is_stopped(pid)
+        if now < self._next:
+            return
+        self._next = now + LOOK_S
+        self._count_kills()
+        for local_rank, (pid, _) in workers.items():
+            warning = self._look_at(local_rank, pid, now)
+            if warning:
+                yield local_rank, warning
+
+    def slow(self, local_rank: int) -> str:
+        """What slows a worker down; empty if nothing shows."""
+        seen = self._seen.get(local_rank)
+        if seen is None:
+            return ""
+        return "stopped" if seen.looks >= _ENOUGH and seen.stopped / seen.looks > _OFTEN else seen.slow
+
+    def explain(self, status: int) -> End:
+        """Why a worker ended: killed by the kernel for memory, killed by somebody, or by itself."""
+        count = OomCount.of()  # of this agent, whose cgroup its workers share
+        path = count.group.path if count.group else None
+        before = self._kills.get(path, 0) if path else None  # one that was never seen is new: it had none
+        end = explain_end(status, before, count.read())
+        self._count_kills()
+        return End(for_memory=end.for_memory, text=end.text if end.for_memory else describe_exit(status))
+
+    def _count_kills(self) -> None:
+        count = OomCount.of()
+        kills = count.read()
+        if count.group is not None and kills is not None:
+            self._kills[count.group.path] = kills
+
+    def _look_at(self, local_rank: int, pid: int, now: float) -> str:
+        seen = self._seen.get(local_rank)
+        if seen is None or seen.pid != pid:
+            watch = MemoryWatch(self.warn, read=lambda: find_limits(pid))
+            self._seen[local_rank] = _Seen(pid, watch, Usage.read(pid), now)
+            return ""
+        usage, looks = Usage.read(pid), max(1, seen.looks)
+        outside = (now - seen.at) * seen.outside / looks
+        often = seen.stopped / looks > _OFTEN
+        seen.slow = name_cause(seen.usage, replace(usage, stopped=often), outside, now - seen.at)
+        seen.usage, seen.at, seen.looks, seen.outside, seen.stopped = usage, now, 0, 0, 0
+        warning = seen.watch.look(now)
+        return warning.text if warning else ""
+

@@ -1,0 +1,482 @@
+"""Training that mends itself: a plain `train_epoch`, called again from the right place whenever something fails.
+
+    def train_epoch(model, loader, optimizer):
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return {"loss": loss.item()}
+
+    outcome = train_with_auto_recovery(train_epoch, model, optimizer, loader, 10, "checkpoints")
+
+A failure is bad numbers, memory that ran out, or any other exception. The step it hit is undone, the policy is asked
+what to do, and training goes on: at the same batch, behind it, in smaller pieces, or from a checkpoint. Called again
+after it was interrupted, it resumes. Random numbers are a function of (seed, epoch, step, rank), so a run that was
+mended ends in the same bits as one that never failed, as long as no batch had to be skipped or cut.
+
+In a process group all ranks call it together, with a plain model or one under DDP; they fail, decide and load together.
+Where it stops: a rank that dies ends the others too (a Cluster heals that); sharded models (FSDP) are refused; an epoch
+whose last batch is skipped ends there, without what `train_epoch` does after its loop; and metrics are those of the
+last call, which after a failure has seen only the rest of the epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import math
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ftlab.checkpoint.distributed import DistributedCheckpointManager
+from ftlab.checkpoint.manager import CheckpointManager
+from ftlab.checkpoint.state import TrainingState
+from ftlab.checkpoint.vault import Entry
+from ftlab.config import DEFAULT_BUDGETS, HealthConfig
+from ftlab.errors import (
+    BadPolicy,
+    CheckpointDamaged,
+    ConfigError,
+    FtlabError,
+    JobError,
+    OutOfMemory,
+    RecoveryExhausted,
+    StateLost,
+    StorageError,
+    TrainingFailed,
+)
+from ftlab.health.monitor import HealthMonitor
+from ftlab.health.numbers import NumberWatch
+from ftlab.policy import (
+    FEW_STEPS,
+    Abort,
+    Action,
+    Failure,
+    LowerRate,
+    Policy,
+    Rollback,
+    Skip,
+    Snapshot,
+    Split,
+    Wait,
+    decide,
+    decide_step,
+)
+from ftlab.train.clustered import ClusterLoop
+from ftlab.train.context import TrainContext
+from ftlab.train.feed import Feed
+from ftlab.train.guard import Book, Code, Guard, StepLost
+from ftlab.train.host import find_host
+from ftlab.train.rates import lower_rate
+
+log = logging.getLogger(__name__)
+TrainEpoch = Callable[[Any, Any, Any], Mapping[str, Any] | None]
+Checkpoints = str | Path | CheckpointManager | DistributedCheckpointManager
+REFILL_STEPS = 100  # a cause that stays away for so long has its whole budget again
+_CAUSES = {Code.BAD: "numbers", Code.MEMORY: "oom", Code.RAISED: "crash"}
+_RECOVERY = "recovery"  # the part of a checkpoint that holds the book
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """One failure and what was done about it."""
+
+    cause: str  # "numbers", "oom" or "crash"
+    step: int
+    action: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a training that came to its end got there."""
+
+    metrics: list[dict[str, Any]]  # of each epoch: what the last call of train_epoch returned
+    steps: int
+    skipped: list[tuple[int, int]] = field(default_factory=list)  # (epoch, batch)
+    recoveries: list[Recovery] = field(default_factory=list)  # of this call
+    pieces: int = 1  # into which batches were cut at the end
+
+
+def train_with_auto_recovery(train_epoch: TrainEpoch, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any,
+                             epochs: int, checkpoints: Checkpoints | None = None,
+                             monitor: HealthMonitor | None = None, policy: Policy = decide, *, seed: int = 0,
+                             every: int | None = None, budgets: Mapping[str, int] | None = None,
+                             parts: Mapping[str, Any] | None = None, ctx: TrainContext | None = None) -> Outcome:
+    """Train up to `epochs` epochs, mending what fails; see the module for what `train_epoch` looks like.
+
+    Saves at the beginning, after each epoch and, with `every`, each so many steps; `parts` are saved beside model and
+    optimizer (scheduler, scaler). When nothing can be done any more, the model is left at the last committed step and
+    an error raised: the exception of `train_epoch` itself (on ranks that did not raise: TrainingFailed),
+    RecoveryExhausted for bad numbers, OutOfMemory, or BadPolicy.
+
+    Without `checkpoints` they go to CHECKPOINT_DIR. In a cluster job give it the train context as `ctx`: then the job's
+    own checkpoints, health settings, budgets and policy hold, and losing nodes is survived as well.
+    """
+    if ctx is not None:
+        loop = ClusterLoop(ctx, model, optimizer, loader, seed, parts or {})
+        return _train_in_cluster(ctx, loop, train_epoch, epochs)
+    if every is not None and every < 1:
+        raise ConfigError(f"every must be at least 1 step (got {every})")
+    with contextlib.ExitStack() as stack:
+        manager = checkpoints if isinstance(checkpoints, CheckpointManager) else \
+            checkpoints.manager if isinstance(checkpoints, DistributedCheckpointManager) else \
+            stack.enter_context(_opened(str(checkpoints)))
+        run = _Run(train_epoch, model, optimizer, loader, manager, monitor, policy, seed, every, budgets, parts)
+        if monitor is not None:
+            stack.enter_context(monitor.watching())
+        return run.run(epochs)
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[CheckpointManager]:
+    """A manager of our own; that it cannot write its last snapshot must not hide why training ended."""
+    manager = CheckpointManager(url)
+    try:
+        yield manager
+    finally:
+        try:
+            manager.close()
+        except FtlabError as error:
+            log.warning("the last checkpoint is missing: %s", error)
+
+
+def _train_in_cluster(ctx: TrainContext, loop: ClusterLoop, train_epoch: TrainEpoch, epochs: int) -> Outcome:
+    metrics = loop.run(train_epoch, epochs)
+    return Outcome(metrics=metrics, steps=ctx.committed, pieces=ctx.pieces,
+                   skipped=[divmod(step, loop.feed.batches) for step in ctx.passed_over])
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What one rank tells the others about a failure."""
+
+    code: Code
+    detail: str
+    step: int
+    whole: bool  # the step in flight could be undone
+    rows: int
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    """A failure, as the ranks see it together."""
+
+    cause: str
+    detail: str
+    step: int
+    ranks: tuple[int, ...]  # those that failed
+    whole: bool  # all ranks stand at the same committed step
+    pieces: int  # into which the batch can be cut on every rank
+
+
+class _Budgets:
+    """How many recoveries each cause has left."""
+
+    def __init__(self, given: Mapping[str, int]) -> None:
+        unknown = sorted(set(given) - set(DEFAULT_BUDGETS))
+        if unknown:
+            raise ConfigError(f"unknown budget {unknown}: causes are {sorted(DEFAULT_BUDGETS)}")
+        self._full = {**DEFAULT_BUDGETS, **given}
+        self._spent: Counter[str] = Counter()
+        self._last: dict[str, int] = {}
+
+    def left(self, step: int) -> dict[str, int]:
+        """By cause, at a step."""
+        for cause, last in self._last.items():
+            if step - last >= REFILL_STEPS:  # by step number: steps that are only repeated earn nothing
+                self._spent[cause] = 0
+        return {cause: full - self._spent[cause] for cause, full in self._full.items()}
+
+    def spend(self, cause: str, step: int) -> None:
+        """One recovery."""
+        self._spent[cause] += 1
+        self._last[cause] = max(step, self._last.get(cause, 0))
+
+
+class _Run:
+    """One call of `train_with_auto_recovery`."""
+
+    def __init__(self, train_epoch: TrainEpoch, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any,
+                 manager: CheckpointManager, monitor: HealthMonitor | None, policy: Policy, seed: int,
+                 every: int | None, budgets: Mapping[str, int] | None, parts: Mapping[str, Any] | None) -> None:
+        self.train_epoch, self.model, self.optimizer, self.policy = train_epoch, model, optimizer, policy
+        self.manager, self.monitor, self.every, self.parts = manager, monitor, every, dict(parts or {})
+        self.host, self.budgets = find_host(), _Budgets(budgets or {})
+        feed = Feed(loader, seed, self.host.rank)
+        watch = NumberWatch(monitor.config if monitor else HealthConfig())
+        self.book = Book(feed.batches, [watch, *([monitor.numbers] if monitor else [])])
+        if taken := {"model", "optimizer", _RECOVERY} & set(self.parts):
+            raise ConfigError(f"parts cannot be called {sorted(taken)}: these names are used")
+        self.state = TrainingState.of({"model": model, "optimizer": optimizer, **self.parts, _RECOVERY: self.book}, 0)
+        if self.state.sharded and self.host.world > 1:
+            raise ConfigError("a sharded model cannot be guarded: its passes wait for all ranks",
+                              hint="run it in a Cluster, with ctx.sharded")
+        self.guard = Guard(self.state, self.book, feed, optimizer, self.host, seed=seed, monitor=monitor,
+                           between=self._save_if_due)
+        self.recoveries: list[Recovery] = []
+        self.loaded: Entry | None = None  # the checkpoint the state came from
+        self.saved_step = -1
+        self.tries: Counter[int] = Counter()  # failures of each step
+
+    # ---- the epochs ----------------------------------------------------------------------------------------
+
+    def run(self, epochs: int) -> Outcome:
+        """All of them that are not done yet."""
+        self._resume()
+        try:
+            with self.host.running(self.model):
+                while len(self.book.metrics) < epochs:
+                    self._run_epoch()
+        finally:
+            self.guard.undo()  # a KeyboardInterrupt may come in mid-step
+        self._wait_for_storage()
+        return Outcome(metrics=list(self.book.metrics), steps=self.state.step, recoveries=self.recoveries,
+                       skipped=[divmod(step, self.book.batches) for step in sorted(self.book.skipped)],
+                       pieces=self.book.pieces)
+
+    def _run_epoch(self) -> None:
+        """Call train_epoch for what is left of the epoch, and recover if it fails."""
+        self.guard.begin()
+        begun = self.state.step
+        if begun == self.guard.epoch_end:  # its last batch was skipped
+            self._end_epoch({})
+            return
+        metrics: Mapping[str, Any] | None = None
+        problem: Exception | None = None
+        lost: StepLost | None = None
+        try:
+            metrics = self.train_epoch(self.model, self.guard.loader, self.guard.optimizer)
+            self.guard.close_batch()
+            if self.state.step == begun:
+                raise ConfigError("train_epoch returned without having taken a batch from its loader")
+            if self.state.step == self.guard.epoch_end:
+                self.guard.end_epoch(_judge(metrics))
+        except StepLost as raised:
+            lost = raised
+        except Exception as raised:
+            if self.host.broken:
+                raise
+            problem = raised
+        if problem is not None:
+            lost = StepLost(self.guard.report(problem), f"{type(problem).__name__}: {problem}")
+        if lost is not None:
+            with self.monitor.paused() if self.monitor else contextlib.nullcontext():
+                self._recover(lost, problem, metrics)
+        elif self.state.step == self.guard.epoch_end:
+            self._end_epoch(metrics)
+
+    def _end_epoch(self, metrics: Mapping[str, Any] | None) -> None:
+        self.book.metrics.append(_plain(metrics))
+        self._save()
+
+    # ---- recovery ------------------------------------------------------------------------------------------
+
+    def _recover(self, lost: StepLost, problem: Exception | None, metrics: Mapping[str, Any] | None) -> None:
+        begin = time.monotonic()
+        whole = self.guard.undo()
+        trouble = _together(self.host.gather(
+            _Report(lost.code, lost.detail, self.state.step, whole, self.guard.rows)))
+        left = self.budgets.left(trouble.step)
+        action = self._decide(trouble, left)
+        if isinstance(action, Abort):
+            self._give_up(action, trouble, problem)
+        if problem is not None:  # its traceback holds the tensors of the failed step
+            traceback.clear_frames(problem.__traceback__)
+        self.budgets.spend(trouble.cause, trouble.step)
+        self.tries[trouble.step] += 1
+        self._act(action, trouble, metrics)
+        done = Recovery(cause=trouble.cause, step=trouble.step, action=repr(action), reason=trouble.detail,
+                        seconds=round(time.monotonic() - begin, 4))
+        self.recoveries.append(done)
+        log.warning("[rank=%d step=%d] %s (%s): %s", self.host.rank, done.step, done.cause, done.reason, done.action)
+
+    def _decide(self, trouble: _Trouble, left: Mapping[str, int]) -> Action:
+        """Rank 0 asks the policy, for all: somebody's own policy need not give the same answer twice."""
+        action: Action = Wait()
+        problem = ""
+        if self.host.rank == 0:
+            asked, problem = decide_step(self.policy, self._look(trouble), left)
+            action = Wait() if problem else asked
+        action, problem = self.host.agree((action, problem))
+        if problem:
+            raise BadPolicy(problem, seen=f"{trouble.cause} at step {trouble.step}: {trouble.detail}")
+        if left[trouble.cause] < 1 and not isinstance(action, Abort):
+            return Abort(error="RecoveryExhausted", cause=trouble.cause,
+                         reason=f"no recovery from '{trouble.cause}' is left; last: {trouble.detail}")
+        return action
+
+    def _look(self, trouble: _Trouble) -> Snapshot:
+        """What the policy may look at. Only rank 0 looks into the storage."""
+        since = None if self.loaded is None else max(0, trouble.step - self.loaded.step)
+        try:
+            usable = self._good()
+        except StorageError as error:
+            log.warning("[step=%d] checkpoints cannot be looked at: %s", trouble.step, error)
+            usable = []
+        if trouble.cause == "numbers" and since is not None and since <= FEW_STEPS:
+            usable = [entry for entry in usable if self.loaded is None or entry.name != self.loaded.name]
+        members = ("self",) if self.host.world == 1 else tuple(f"rank-{rank}" for rank in range(self.host.world))
+        return Snapshot(failures=(Failure(cause=trouble.cause, detail=trouble.detail),), members=members, spares=(),
+                        wanted=len(members), minimum=len(members), can_start=False, step=trouble.step,
+                        holders=len(members), saved=usable[0].step if usable else None,
+                        tries=self.tries[trouble.step], skipped=self.book.skips_before(trouble.step),
+                        since_load=since, can_split=trouble.pieces > self.book.pieces)
+
+    def _act(self, action: Action, trouble: _Trouble, metrics: Mapping[str, Any] | None) -> None:
+        ended = trouble.step == self.guard.epoch_end  # what failed came after the last batch
+        passing = isinstance(action, Skip | LowerRate)
+        if isinstance(action, Rollback):
+            self._roll_back(action, trouble)
+        elif not trouble.whole or (ended and not passing):
+            self._load(trouble.step)
+        if isinstance(action, LowerRate):
+            lower_rate({"optimizer": self.optimizer, **self.parts}, action.factor)
+        if isinstance(action, Split):
+            self.book.cut()
+        if passing and ended:
+            self._end_epoch(metrics)
+        elif passing or (isinstance(action, Rollback) and action.skip and not ended):
+            self.book.skipped.append(trouble.step)
+        if trouble.cause == "oom":
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _roll_back(self, action: Rollback, trouble: _Trouble) -> None:
+        skipped, pieces, limit = self.book.skipped, self.book.pieces, trouble.step - action.steps
+        if action.condemn and self.loaded is not None:
+            limit = min(limit, self.loaded.step)
+            self._wait_for_storage()
+            if self.host.rank == 0:
+                self.manager.vault.set_aside(self.loaded.name, f"training failed right after it: {trouble.detail}")
+            self.tries.clear()  # it was not the step's fault
+        self._load(limit)
+        while self.book.pieces < pieces:  # the memory did not grow meanwhile
+            self.book.cut()
+        if trouble.cause != "numbers":  # else it was the state that was bad, and the batches get a new chance
+            self.book.skipped = sorted({*self.book.skipped, *skipped})
+
+    def _give_up(self, action: Abort, trouble: _Trouble, problem: Exception | None) -> None:
+        """Raise what tells best why training ended."""
+        tried = f"{len(self.recoveries)} recoveries were tried before"
+        told: dict[str, Any] = {"cause": trouble.cause, "step": trouble.step, "history": self._history()}
+        if trouble.cause == "crash" and self.host.rank in trouble.ranks and problem is not None:
+            problem.add_note(f"ftlab: in step {trouble.step}; {tried}; {action.reason}")
+            raise problem
+        if trouble.cause == "crash":
+            raise TrainingFailed(f"rank {trouble.ranks[0]} raised in step {trouble.step}: {trouble.detail}", seen=tried,
+                                 ranks=list(trouble.ranks), **told)
+        kind: type[JobError] = OutOfMemory if trouble.cause == "oom" else RecoveryExhausted
+        raise kind(f"step {trouble.step}: {action.reason}", seen=tried, **told) from problem
+
+    def _history(self) -> list[str]:
+        return [f"step {each.step}: {each.cause} ({each.reason}): {each.action}" for each in self.recoveries]
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        """Take up an earlier run, or save the beginning, so that there is always something to go back to."""
+        found = self.manager.load_latest(self.state)
+        if found is not None:
+            self.saved_step = found.step
+            self.loaded = next((entry for entry in self._good() if entry.step == found.step), None)
+            return
+        name = self._save(wait=True)
+        if self.host.world > 1:  # ranks that built different weights begin with rank 0's, as DDP does it
+            self.manager.load(self.state, name)
+
+    def _save_if_due(self) -> None:
+        """Between two batches; the end of an epoch is saved when train_epoch has returned."""
+        step = self.state.step
+        if self.every and step % self.every == 0 and step != self.saved_step and step != self.guard.epoch_end:
+            self._save()
+
+    def _save(self, wait: bool = False) -> str:
+        self.saved_step = self.state.step
+        latest = self.book.metrics[-1] if self.book.metrics else {}
+        numbers = {name: value for name, value in latest.items() if isinstance(value, float)}
+        return self.manager.save(self.state, self.state.step, epoch=len(self.book.metrics), metrics=numbers, wait=wait)
+
+    def _wait_for_storage(self) -> None:
+        """Have the snapshots that were taken become checkpoints; a save that failed is only told."""
+        try:
+            self.manager.wait(self.manager.config.timeout_s)
+        except FtlabError as error:
+            log.warning("[rank=%d step=%d] a checkpoint is missing: %s", self.host.rank, self.state.step, error)
+
+    def _good(self) -> list[Entry]:
+        """The checkpoints that can be used, the newest first."""
+        self._wait_for_storage()
+        return [entry for entry in self.manager.entries() if entry.good]
+
+    def _load(self, limit: int) -> None:
+        """Load the newest good checkpoint up to a step, or the oldest there is; the same one on all ranks."""
+        chosen: Entry | None = None
+        error: FtlabError | None = None
+        if self.host.rank == 0:
+            try:
+                chosen = self._load_here(limit)
+            except FtlabError as raised:
+                error = raised
+        chosen, error = self.host.agree((chosen, error))
+        if error is not None:
+            raise error
+        if chosen is None:
+            raise StateLost("no good checkpoint is left to go back to", hint="train from scratch in a new folder")
+        if self.host.rank != 0:
+            self.manager.load(self.state, chosen.name)
+        self.loaded, self.saved_step = chosen, chosen.step
+
+    def _load_here(self, limit: int) -> Entry | None:
+        damaged: set[str] = set()
+        while good := [entry for entry in self._good() if entry.name not in damaged]:
+            entry = next((entry for entry in good if entry.step <= limit), min(good, key=lambda each: each.step))
+            try:
+                self.manager.load(self.state, entry.name)
+            except CheckpointDamaged as error:
+                self.manager.vault.set_aside(entry.name, error.message)
+                damaged.add(entry.name)
+                continue
+            for other in good:
+                if other.step > entry.step:  # nobody shall resume from what training has turned away from
+                    self.manager.vault.set_aside(other.name, f"training went back to step {entry.step}")
+            return entry
+        return None
+
+
+def _together(reports: list[_Report]) -> _Trouble:
+    """What happened, from all ranks' reports; the worst counts."""
+    worst = max(report.code for report in reports)
+    ranks = tuple(rank for rank, report in enumerate(reports) if report.code == worst)
+    who = f"rank {ranks[0]}: " if 0 < len(ranks) < len(reports) else ""
+    steps = {report.step for report in reports}
+    return _Trouble(cause=_CAUSES[worst], detail=who + reports[ranks[0]].detail, step=min(steps), ranks=ranks,
+                    whole=len(steps) == 1 and all(report.whole for report in reports),
+                    pieces=min(report.rows for report in reports))
+
+
+def _judge(metrics: Mapping[str, Any] | None) -> str:
+    """What is wrong with the loss of an epoch; "" if nothing is, or none is told."""
+    loss = (metrics or {}).get("loss")
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        loss = loss.item()
+    return f"the epoch's loss is {loss}" if isinstance(loss, float) and not math.isfinite(loss) else ""
+
+
+def _plain(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What can be saved of the metrics: numbers and words."""
+    found = {str(name): value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+             for name, value in (metrics or {}).items()}
+    return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str | None)}
