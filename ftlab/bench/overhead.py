@@ -13,6 +13,7 @@ import psutil
 
 from ftlab.bench import overhead_loop
 from ftlab.cluster.cluster import Cluster
+from ftlab.report.report import Report
 
 cloudpickle.register_pickle_by_value(overhead_loop)
 
@@ -27,9 +28,13 @@ def bench_overhead(nodes: int = 2, spares: int = 1, steps: int = 1000, step_s: f
         begin, before = time.monotonic(), _control_seconds(cluster)
         job.wait_for_step(steps - 5)
         busy = (_control_seconds(cluster) - before) / (time.monotonic() - begin)
-        cost = statistics.median(each for found in job.result(timeout=300).values.values() for each in found)
+        cost = _median(job.result(timeout=300))
+    with Cluster(1, 0, echo=None) as alone:  # waiting for other ranks would hide it
+        say(f"{steps} steps with and without a look at loss and gradients")
+        watching = _median(alone.submit(overhead_loop.compare_monitoring, steps, step_s).result(timeout=300))
     return {"bench": "overhead", "nodes": nodes, "spares": spares, "steps": steps, "step_s": step_s,
             "step_cost_s": round(cost, 7), "step_cost_share": round(cost / step_s, 5),
+            "monitor_cost_s": round(watching, 7), "monitor_cost_share": round(watching / step_s, 5),
             "control_cores": round(busy, 5), "control_share": round(busy / (psutil.cpu_count() or 1), 5)}
 
 
@@ -37,8 +42,14 @@ def overhead_table(result: dict[str, Any]) -> str:
     """The bench for a terminal."""
     return (f"ftlab adds {result['step_cost_s'] * 1e6:.0f} µs to a step of {result['step_s'] * 1000:g} ms: "
             f"{result['step_cost_share']:.2%}\n"
+            f"looking at loss and gradients adds {result['monitor_cost_s'] * 1e6:.0f} µs: "
+            f"{result['monitor_cost_share']:.2%}\n"
             f"agents and controller of {result['nodes']} + {result['spares']} nodes take {result['control_share']:.2%} "
             f"of the machine's processor time")
+
+
+def _median(report: Report) -> float:
+    return float(statistics.median(each for found in report.values.values() for each in found))
 
 
 def _control_seconds(cluster: Cluster) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -14,16 +15,7 @@ def compare_steps(ctx: Any, steps: int, step_s: float) -> list[float]:
     """Seconds that a typical protected step takes more than a bare one with the same work, for each pair of blocks."""
     import torch
 
-    matrix = torch.randn(192, 192)
-    begin = time.perf_counter()
-    for _ in range(200):
-        matrix @ matrix
-    rounds = max(1, round(step_s / ((time.perf_counter() - begin) / 200)))
-
-    def work() -> None:
-        for _ in range(rounds):
-            matrix @ matrix
-
+    work = _work(step_s)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
     ctx.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     found: list[float] = []
@@ -43,6 +35,45 @@ def compare_steps(ctx: Any, steps: int, step_s: float) -> list[float]:
             ctx.report(loss=1.0)
         ends.append(time.perf_counter())
     return found
+
+
+def compare_monitoring(ctx: Any, steps: int, step_s: float) -> list[float]:
+    """Seconds that looking at loss and gradients adds to a step, for each pair of neighbours with and without."""
+    import torch
+
+    work = _work(step_s)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ctx.protect(model=model, optimizer=optimizer)
+    inputs = torch.randn(16, 256)
+    taken: list[float] = []
+    for step in ctx.steps(steps):
+        ctx._judging = bool(step % 2)
+        begin = time.perf_counter()
+        with ctx.step():
+            work()
+            ctx.backward(model(inputs).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        taken.append(time.perf_counter() - begin)
+    return [watched - bare for bare, watched in zip(taken[BLOCK * 2::2], taken[BLOCK * 2 + 1::2], strict=False)]
+
+
+def _work(step_s: float) -> Callable[[], None]:
+    """Something that keeps a core busy for about so long."""
+    import torch
+
+    matrix = torch.randn(192, 192)
+    begin = time.perf_counter()
+    for _ in range(200):
+        matrix @ matrix
+    rounds = max(1, round(step_s / ((time.perf_counter() - begin) / 200)))
+
+    def work() -> None:
+        for _ in range(rounds):
+            matrix @ matrix
+
+    return work
 
 
 def _typical(ends: list[float]) -> float:

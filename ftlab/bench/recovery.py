@@ -53,7 +53,7 @@ def _fault(kind: str, target: str, draw: random.Random) -> Fault:
     way = {"nan": "once", "oom": "allocation", "oom-kill": "kernel"}.get(kind, "")
     more = {"room_mb": int(_MEMORY[kind]["room_mb"])} if kind in _MEMORY else {}
     return make(kind.removesuffix("-kill"), target, at_step=_STEPS // 3, after=draw.uniform(0, 2 * _STEP_S), way=way,
-                heal_after=_HEAL_S if kind in ("hang", "partition") else None, **more)
+                heal_after=_HEAL_S if kind in ("hang", "partition") else 3.0 if kind in _MEMORY else None, **more)
 
 
 def _bench_kind(kind: str, runs: int, draw: random.Random, cluster: Cluster, wanted: str,

@@ -165,7 +165,7 @@ class Launcher:
         plain: dict[str, Callable[[str], dict[str, Any]]] = {
             "start_node": self.nodes.start, "remove_node": self.nodes.remove, "kill": self.nodes.kill,
             "hang": self.nodes.hang, "resume": self.nodes.resume, "heal": self.nodes.heal,
-            "speed_up": self.nodes.speed_up}
+            "speed_up": self.nodes.speed_up, "make_room": self.nodes.make_room}
         if what in plain:
             return plain[what](node)
         if what == "cut":

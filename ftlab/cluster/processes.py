@@ -177,6 +177,16 @@ class ProcessNodes:
         return {"at": at, "pids": pids, "limit_bytes": room_mb << 20, "status": f"{held} processes may take {room_mb} "
                                                                                f"MB more"}
 
+    def make_room(self, name: str) -> dict[str, Any]:
+        """Lift the limits of memory that `squeeze` and `cage` have set."""
+        at, cage = time.monotonic(), self._cages.pop(name, None)
+        if cage is not None:
+            cage.remove()
+        for pid in self.pids(name):
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        return {"at": at, "status": "no limit any more"}
+
     def slow_down(self, name: str, pid: int, share: float) -> dict[str, Any]:
         """Let a worker run only for a share of the time: SIGSTOP and SIGCONT in turn."""
         self._check_worker(name, pid)

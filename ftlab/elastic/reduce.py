@@ -7,6 +7,7 @@ fewer or more ranks; the price is that every rank receives every shard's gradien
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -45,7 +46,8 @@ class FlatGradients:
         last = torch.zeros(1, device=device) if loss is None else loss
         riders = [rider.detach().reshape(-1).to(self.dtype) for rider in (*buffers, last)]
         flat = torch.cat([*pieces, *riders, tail])
-        flat[:-len(tail)].mul_(weight)
+        if weight != 1.0:
+            flat[:-len(tail)].mul_(weight)
         self.length = len(flat)
         return flat
 
@@ -55,10 +57,14 @@ class FlatGradients:
         flat[-1] = 1.0
         return flat
 
-    def read(self, flat: torch.Tensor) -> tuple[float, torch.Tensor, int]:
-        """Of a sum: the loss, the gradients in one tensor, and how many ranks failed."""
-        loss, failed = flat[-len(self.sizes) - 2], flat[-1]
-        return float(loss), flat[:self.total], round(float(failed))
+    def read(self, flat: torch.Tensor) -> tuple[float, int]:
+        """Of a sum: the loss, and how many ranks failed."""
+        return float(flat[-len(self.sizes) - 2]), round(float(flat[-1]))
+
+    def norm(self, flat: torch.Tensor) -> float:
+        """Of a sum: the 2-norm of its gradients. In every step, so with one look at each number and no more."""
+        gradients = flat[:self.total]
+        return math.sqrt(float(torch.dot(gradients, gradients)))
 
     def put(self, flat: torch.Tensor, held: Sequence[torch.Tensor | None],
             buffers: Sequence[torch.Tensor] = ()) -> None:

@@ -26,7 +26,7 @@ KINDS: dict[str, str] = {
     "blackout": "SIGKILL of all nodes with a rank, and all spares, at once",
     "corrupt": "a blackout, and the newest checkpoint is damaged before anybody can load it",
 }
-HEALABLE = ("hang", "partition", "straggler")
+HEALABLE = ("hang", "partition", "straggler", "oom")
 WAYS: dict[str, tuple[str, ...]] = {"corrupt": DAMAGES, "nan": ("once", "again"), "oom": ("allocation", "kernel")}
 
 
@@ -39,7 +39,7 @@ class Fault:
     local_rank: int = 0  # of the worker, for crash and stall
     at_step: int | None = None  # when so many steps are committed
     after: float | None = None  # seconds from now; after the step, if both are given
-    heal_after: float | None = None  # seconds from the injection, for hang, partition and straggler
+    heal_after: float | None = None  # seconds from the injection, for those that are HEALABLE
     way: str = ""  # one of WAYS, for the kinds that have several
     room_mb: int = 36  # for oom: what the worker may still take
     share: float = 0.25  # for straggler: of its time

@@ -127,7 +127,7 @@ def _corrupt(fault: Fault, hands: Hands) -> dict[str, Any]:
 
 def heal(fault: Fault, hands: Hands) -> Injection:
     """End a hang, a partition or a straggler's slowness now; the receipt."""
-    order = {"hang": "resume", "partition": "heal", "straggler": "speed_up"}[fault.kind]
+    order = {"hang": "resume", "partition": "heal", "straggler": "speed_up", "oom": "make_room"}[fault.kind]
     receipt = hands.order(do=order, node=fault.target)
     healed = Injection(fault=fault.kind, target=fault.target, at=receipt["at"], receipt=receipt)
     _record("fault.healed", healed, hands)

@@ -10,6 +10,7 @@ ask for it after the expensive set-up, not before.
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -377,11 +378,12 @@ class TrainContext:
     def _agree(self) -> None:
         assert self._flat is not None and self._held is not None
         total = self._sum(self._taken)
-        loss, gradients, failed = self._flat.read(total)
+        loss, failed = self._flat.read(total)
         if failed:
             raise StepSpoiled("oom", f"{failed} rank{'s' if failed > 1 else ''} ran out of memory")
         if self._judging:
-            self._mender.judge(loss, gradient_norm(gradients))
+            norm = self._flat.norm(total)
+            self._mender.judge(loss, norm if math.isfinite(norm) else gradient_norm(total[:self._flat.total]))
         self._flat.put(total, self._held, self._state.changed_buffers())
         self._taken, self._held, self._agreed = [], None, True
 

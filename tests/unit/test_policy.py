@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -321,18 +322,16 @@ def test_in_a_step_the_policy_gives_up_when(failure, moment, error):
 
 
 @pytest.mark.parametrize("failure", [NAN, FULL, RAISED], ids=lambda it: it.cause)
-@pytest.mark.parametrize("saved", [None, 8])
-@pytest.mark.parametrize("since_load", [None, 0, FEW_STEPS, FEW_STEPS + 1])
-@pytest.mark.parametrize("tries", [0, 1, 5])
-@pytest.mark.parametrize("skipped", [0, MANY_SKIPS])
-@pytest.mark.parametrize("can_split", [False, True])
 @pytest.mark.parametrize("left", [0, 1, 8])
-def test_at_every_moment_the_answer_can_be_carried_out(failure, saved, since_load, tries, skipped, can_split, left):
-    snapshot = moment_of(failure, {"saved": saved, "since_load": since_load, "tries": tries, "skipped": skipped,
-                                   "can_split": can_split})
-    action, problem = decide_step(decide, snapshot, dict.fromkeys(BUDGETS, left))
-    assert problem == ""
-    assert isinstance(action, Abort) or left > 0
+def test_at_every_moment_the_answer_can_be_carried_out(failure, left):
+    few, switch = FEW_STEPS, [False, True]
+    moments = itertools.product([None, 8], [None, 0, few, few + 1], [0, 1, 5], [0, MANY_SKIPS], switch)
+    for saved, since_load, tries, skipped, can_split in moments:
+        snapshot = moment_of(failure, {"saved": saved, "since_load": since_load, "tries": tries, "skipped": skipped,
+                                       "can_split": can_split})
+        action, problem = decide_step(decide, snapshot, dict.fromkeys(BUDGETS, left))
+        assert problem == "", snapshot
+        assert isinstance(action, Abort) or left > 0, snapshot
 
 
 WRONG_STEPS: dict[str, tuple[Any, Failure, dict[str, Any], str]] = {
