@@ -43,6 +43,7 @@ _RETRY_S = 0.05
 _MAX_STEPS = 500  # step records in one heartbeat
 _MAX_OUTPUT_LINES = 1000  # kept while the controller is away
 _IN_LOOP = (Place.OUTSIDE, Place.COMPUTING, Place.COMMUNICATING)
+_REFUSED_S = 2.0  # how long nobody may listen before the launcher is taken to be gone
 _STUCK_S = 0.5  # a worker that has not moved for so long and is ended was stuck
 
 
@@ -55,6 +56,7 @@ class NodeIdentity:
     controller: str  # http://host:port
     token: str
     logs: Path | None = None
+    orphan_s: float | None = None  # it ends itself when its controller is silent for so long; None: a lifeline tells it
 
 
 @dataclass
@@ -71,10 +73,10 @@ class _Worker:
 
 
 class NodeAgent:
-    """Runs until its launcher closes the lifeline."""
+    """Runs until its launcher closes the lifeline, or, where there is none, until its controller is gone for good."""
 
     def __init__(self, identity: NodeIdentity, forkserver: Connection, forkserver_pid: int,
-                 pages: list[StatusPage], stacks: list[StackFile], lifeline: int) -> None:
+                 pages: list[StatusPage], stacks: list[StackFile], lifeline: int | None) -> None:
         self.identity, self.pages, self._stacks = identity, pages, stacks
         self._lookout = Lookout()
         self._forkserver, self._forkserver_pid, self._lifeline = forkserver, forkserver_pid, lifeline
@@ -86,7 +88,9 @@ class NodeAgent:
         self._link: WebSocketClientConnection | None = None
         self._heartbeat_s, self._lease_s = 0.1, 5.0
         self._heard = time.monotonic()
+        self._refused: float | None = None  # since when nobody listens at the controller's port
         self._steps: list[dict[str, Any]] = []  # not yet in the controller's journal
+        self._sent = 0  # of them, on this link
         self._output: list[list[Any]] = []
         self._outbox: list[messages.Message] = []
         self._keeper = Keeper(identity.address, identity.token)
@@ -96,7 +100,8 @@ class NodeAgent:
     async def run(self) -> None:
         """Serve until the launcher is gone."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._lifeline, self._over.set)
+        if self._lifeline is not None:
+            loop.add_reader(self._lifeline, self._over.set)
         loop.add_reader(self._forkserver.fileno(), self._on_forkserver)
         tasks = [asyncio.create_task(self._keep_link()), asyncio.create_task(self._beat())]
         await self._over.wait()
@@ -110,10 +115,12 @@ class NodeAgent:
         while True:
             try:
                 self._link = await self._connect()
+                self._refused = None
                 while (raw := await self._link.read_message()) is not None:
                     self._heard = time.monotonic()
                     await self._on_message(messages.loads(raw))
             except (TimeoutError, OSError, RuntimeError) as error:
+                self._note_refusal(error)
                 log.debug("link lost: %s", error)
             except Exception as error:  # HTTP errors of the handshake, bad messages: try again, say why
                 log.info("link refused: %s", error)
@@ -150,15 +157,15 @@ class NodeAgent:
                 self._heartbeat_s, self._lease_s = message.heartbeat_s, message.lease_s
                 if message.fresh:
                     self._start_over()
+                self._sent = 0
                 self._flush()
             case messages.Ack():
-                journal = (message.generation, message.step)
-                self._steps = [record for record in self._steps if (record["generation"], record["step"]) > journal]
+                self._forget_steps((message.generation, message.step))
             case messages.RunJob():
                 await self._run_job(message)
             case messages.EndJob():
                 self._end_workers()
-                self._steps = []  # of a job that is over
+                self._drop_steps()  # of a job that is over
                 self._keeper.release(message.job)
             case messages.ToWorkers():
                 if message.body.get("kind") == "Terminate":
@@ -178,9 +185,23 @@ class NodeAgent:
             if now - self._heard > self._lease_s and self._workers:
                 log.warning("lease ran out after %.1f s: ending workers", now - self._heard)
                 self._start_over()
+            elif self._is_orphan(now):
+                log.warning("the controller is gone: this node ends itself")
+                self._over.set()
             elif self._link is not None and now - self._heard > max(1.0, 5 * self._heartbeat_s):
                 self._link.close()  # silent: knock again
             await asyncio.sleep(self._heartbeat_s)
+
+    def _note_refusal(self, error: Exception) -> None:
+        """The launcher holds the controller's port as long as it lives: a port that refuses has no launcher."""
+        refused = isinstance(error, ConnectionRefusedError)
+        self._refused = (self._refused or time.monotonic()) if refused else None
+
+    def _is_orphan(self, now: float) -> bool:
+        if self.identity.orphan_s is None:
+            return False
+        refused = self._refused is not None and now - self._refused > _REFUSED_S
+        return refused or now - self._heard > self.identity.orphan_s
 
     def _look_out(self, now: float) -> None:
         workers = {worker.local_rank: (worker.pid, self.pages[worker.local_rank].read())
@@ -190,10 +211,23 @@ class NodeAgent:
                                          data={"local_rank": local_rank, "detail": warning}))
 
     def _send_heartbeat(self) -> None:
-        sent = self._send(messages.Heartbeat(workers=[worker.to_dict() for worker in self._progress()],
-                                             steps=self._steps[:_MAX_STEPS], output=self._output[:200]))
-        if sent:
+        steps = self._steps[self._sent:self._sent + _MAX_STEPS]
+        if self._send(messages.Heartbeat(workers=[worker.to_dict() for worker in self._progress()], steps=steps,
+                                         output=self._output[:200])):
+            self._sent += len(steps)
             del self._output[:200]
+
+    def _forget_steps(self, journal: tuple[int, int]) -> None:
+        """Steps up to this one are in the controller's journal."""
+        def is_new(record: dict[str, Any]) -> bool:
+            return (record["generation"], record["step"]) > journal
+
+        sent = list(filter(is_new, self._steps[:self._sent]))
+        self._steps = [*sent, *filter(is_new, self._steps[self._sent:])]
+        self._sent = len(sent)
+
+    def _drop_steps(self) -> None:
+        self._steps, self._sent = [], 0
 
     def _flush(self) -> None:
         """Send what waited for a link."""
@@ -210,7 +244,8 @@ class NodeAgent:
         """This node was given up: nothing of its past may reach the present world."""
         self._end_workers()
         self._keeper.drop()
-        self._steps, self._outbox, self._job = [], [], ""
+        self._drop_steps()
+        self._outbox, self._job = [], ""
 
     # ---- workers -------------------------------------------------------------------------------------------
 
@@ -223,7 +258,8 @@ class NodeAgent:
         response = await AsyncHTTPClient(max_body_size=MAX_CODE_BYTES).fetch(request)
         if message.local_ranks is None:
             self._end_workers()
-            self._steps, self._outbox = [], []
+            self._drop_steps()
+            self._outbox = []
         self._job = message.job
         for local_rank in message.local_ranks if message.local_ranks is not None else range(len(self.pages)):
             self._end_worker(local_rank)
@@ -395,7 +431,7 @@ class _Report:
 
 
 def run_agent(identity: NodeIdentity, forkserver: Connection, forkserver_pid: int, pages: list[StatusPage],
-              stacks: list[StackFile], lifeline: int) -> int:
+              stacks: list[StackFile], lifeline: int | None) -> int:
     """The whole life of a node agent; returns its exit code."""
     asyncio.run(NodeAgent(identity, forkserver, forkserver_pid, pages, stacks, lifeline).run())
     return 0

@@ -177,6 +177,20 @@ def available(cage: type[MemoryCage | CpuCage] = MemoryCage, *, proc: Path = PRO
     return ""
 
 
+def sweep(*, proc: Path = PROC, cgroup_root: Path = CGROUPS) -> list[str]:
+    """Remove empty cages whose makers are gone, such as a launcher that was killed; their names."""
+    removed = []
+    for controller in (MemoryCage.controller, CpuCage.controller):
+        home = find_cgroup(controller, proc=proc, cgroup_root=cgroup_root)
+        for path in sorted(_parent_of_cages(home, controller).glob(f"{LABEL}*-*-*")) if home else ():
+            maker = path.name.split("-")[-2]
+            if maker.isdigit() and not (proc / maker).exists():
+                with contextlib.suppress(OSError):  # somebody is in it, or it is not ours to remove
+                    path.rmdir()
+                    removed.append(path.name)
+    return removed
+
+
 def _parent_of_cages(home: Cgroup, controller: str) -> Path:
     if home.version == 1:
         return home.path

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from ftlab.cluster.cgroups import sweep
 from ftlab.config import CLUSTER_LABEL, FOLDER_LABEL, runs_dir
 
 CARD = "cluster.json"
@@ -108,6 +109,7 @@ def reap() -> list[Leftover]:
                 os.kill(pid, signal.SIGKILL)
         if leftover.folder:
             shutil.rmtree(leftover.folder, ignore_errors=True)
+    sweep()
     return found
 
 

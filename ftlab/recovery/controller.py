@@ -32,6 +32,7 @@ from ftlab.recovery.watch import ProgressWatch
 TICK_S = 0.05  # a node that is silent is given up at most this much too late
 GATHER_S = 0.004  # failures that arrive together are decided on together
 _ASK_AGAIN_S = 0.25  # a policy that said Wait
+_ACK_EVERY = 3  # heartbeats: often enough for a lease, and to let nodes forget what is written down
 _SPARE_RETRIES = 3  # of a worker that fails on a node without a seat
 
 
@@ -83,8 +84,11 @@ class Controller:
                 self.hearing.steps(current, node, message.steps)
             if message.output:
                 self.on_output(name, message.output)
-            ledger = job.ledger if job else None
-            node.send(messages.Ack(generation=ledger.generation if ledger else 0, step=ledger.step if ledger else 0))
+            node.beats += 1
+            if node.beats % _ACK_EVERY == 0:
+                ledger = job.ledger if job else None
+                node.send(messages.Ack(generation=ledger.generation if ledger else 0,
+                                       step=ledger.step if ledger else 0))
         elif isinstance(message, messages.Noted):
             if current and message.job == current.id:
                 self.hearing.noted(current, node, message)

@@ -73,6 +73,7 @@ class NodeView:
     link: Callable[[messages.Message], None] | None = None
     drop_link: Callable[[str], None] | None = None
     heard: float = 0.0
+    beats: int = 0  # heartbeats so far
     started: float = 0.0  # when it was asked for
     verdict: Verdict = Verdict.ALIVE
     born: int = 0  # the generation it joined in: it can have had no seat up to then

@@ -42,7 +42,7 @@ from ftlab.checkpoint.distributed import DistributedCheckpointManager
 from ftlab.checkpoint.manager import CheckpointManager
 from ftlab.checkpoint.state import TrainingState
 from ftlab.checkpoint.vault import Entry
-from ftlab.config import DEFAULT_BUDGETS, HealthConfig
+from ftlab.config import HealthConfig
 from ftlab.errors import (
     BadPolicy,
     CheckpointDamaged,
@@ -75,15 +75,14 @@ from ftlab.policy import (
 from ftlab.train.clustered import ClusterLoop
 from ftlab.train.context import TrainContext
 from ftlab.train.feed import Feed
-from ftlab.train.guard import Book, Code, Guard, StepLost
+from ftlab.train.guard import Book, Guard, StepLost
 from ftlab.train.host import find_host
 from ftlab.train.rates import lower_rate
+from ftlab.train.trouble import Budgets, Report, Trouble, add_up
 
 log = logging.getLogger(__name__)
 TrainEpoch = Callable[[Any, Any, Any], Mapping[str, Any] | None]
 Checkpoints = str | Path | CheckpointManager | DistributedCheckpointManager
-REFILL_STEPS = 100  # a cause that stays away for so long has its whole budget again
-_CAUSES = {Code.BAD: "numbers", Code.MEMORY: "oom", Code.RAISED: "crash"}
 _RECOVERY = "recovery"  # the part of a checkpoint that holds the book
 
 
@@ -158,53 +157,6 @@ def _train_in_cluster(ctx: TrainContext, loop: ClusterLoop, train_epoch: TrainEp
                    skipped=[divmod(step, loop.feed.batches) for step in ctx.passed_over])
 
 
-@dataclass(frozen=True)
-class _Report:
-    """What one rank tells the others about a failure."""
-
-    code: Code
-    detail: str
-    step: int
-    whole: bool  # the step in flight could be undone
-    rows: int
-
-
-@dataclass(frozen=True)
-class _Trouble:
-    """A failure, as the ranks see it together."""
-
-    cause: str
-    detail: str
-    step: int
-    ranks: tuple[int, ...]  # those that failed
-    whole: bool  # all ranks stand at the same committed step
-    pieces: int  # into which the batch can be cut on every rank
-
-
-class _Budgets:
-    """How many recoveries each cause has left."""
-
-    def __init__(self, given: Mapping[str, int]) -> None:
-        unknown = sorted(set(given) - set(DEFAULT_BUDGETS))
-        if unknown:
-            raise ConfigError(f"unknown budget {unknown}: causes are {sorted(DEFAULT_BUDGETS)}")
-        self._full = {**DEFAULT_BUDGETS, **given}
-        self._spent: Counter[str] = Counter()
-        self._last: dict[str, int] = {}
-
-    def left(self, step: int) -> dict[str, int]:
-        """By cause, at a step."""
-        for cause, last in self._last.items():
-            if step - last >= REFILL_STEPS:  # by step number: steps that are only repeated earn nothing
-                self._spent[cause] = 0
-        return {cause: full - self._spent[cause] for cause, full in self._full.items()}
-
-    def spend(self, cause: str, step: int) -> None:
-        """One recovery."""
-        self._spent[cause] += 1
-        self._last[cause] = max(step, self._last.get(cause, 0))
-
-
 class _Run:
     """One call of `train_with_auto_recovery`."""
 
@@ -213,7 +165,7 @@ class _Run:
                  every: int | None, budgets: Mapping[str, int] | None, parts: Mapping[str, Any] | None) -> None:
         self.train_epoch, self.model, self.optimizer, self.policy = train_epoch, model, optimizer, policy
         self.manager, self.monitor, self.every, self.parts = manager, monitor, every, dict(parts or {})
-        self.host, self.budgets = find_host(), _Budgets(budgets or {})
+        self.host, self.budgets = find_host(), Budgets(budgets or {})
         feed = Feed(loader, seed, self.host.rank)
         watch = NumberWatch(monitor.config if monitor else HealthConfig())
         self.book = Book(feed.batches, [watch, *([monitor.numbers] if monitor else [])])
@@ -286,8 +238,8 @@ class _Run:
     def _recover(self, lost: StepLost, problem: Exception | None, metrics: Mapping[str, Any] | None) -> None:
         begin = time.monotonic()
         whole = self.guard.undo()
-        trouble = _together(self.host.gather(
-            _Report(lost.code, lost.detail, self.state.step, whole, self.guard.rows)))
+        trouble = add_up(self.host.gather(
+            Report(lost.code, lost.detail, self.state.step, whole, self.guard.rows)))
         left = self.budgets.left(trouble.step)
         action = self._decide(trouble, left)
         if isinstance(action, Abort):
@@ -302,7 +254,7 @@ class _Run:
         self.recoveries.append(done)
         log.warning("[rank=%d step=%d] %s (%s): %s", self.host.rank, done.step, done.cause, done.reason, done.action)
 
-    def _decide(self, trouble: _Trouble, left: Mapping[str, int]) -> Action:
+    def _decide(self, trouble: Trouble, left: Mapping[str, int]) -> Action:
         """Rank 0 asks the policy, for all: somebody's own policy need not give the same answer twice."""
         action: Action = Wait()
         problem = ""
@@ -317,7 +269,7 @@ class _Run:
                          reason=f"no recovery from '{trouble.cause}' is left; last: {trouble.detail}")
         return action
 
-    def _look(self, trouble: _Trouble) -> Snapshot:
+    def _look(self, trouble: Trouble) -> Snapshot:
         """What the policy may look at. Only rank 0 looks into the storage."""
         since = None if self.loaded is None else max(0, trouble.step - self.loaded.step)
         try:
@@ -334,7 +286,7 @@ class _Run:
                         tries=self.tries[trouble.step], skipped=self.book.skips_before(trouble.step),
                         since_load=since, can_split=trouble.pieces > self.book.pieces)
 
-    def _act(self, action: Action, trouble: _Trouble, metrics: Mapping[str, Any] | None) -> None:
+    def _act(self, action: Action, trouble: Trouble, metrics: Mapping[str, Any] | None) -> None:
         ended = trouble.step == self.guard.epoch_end  # what failed came after the last batch
         passing = isinstance(action, Skip | LowerRate)
         if isinstance(action, Rollback):
@@ -354,7 +306,7 @@ class _Run:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _roll_back(self, action: Rollback, trouble: _Trouble) -> None:
+    def _roll_back(self, action: Rollback, trouble: Trouble) -> None:
         skipped, pieces, limit = self.book.skipped, self.book.pieces, trouble.step - action.steps
         if action.condemn and self.loaded is not None:
             limit = min(limit, self.loaded.step)
@@ -368,7 +320,7 @@ class _Run:
         if trouble.cause != "numbers":  # else it was the state that was bad, and the batches get a new chance
             self.book.skipped = sorted({*self.book.skipped, *skipped})
 
-    def _give_up(self, action: Abort, trouble: _Trouble, problem: Exception | None) -> None:
+    def _give_up(self, action: Abort, trouble: Trouble, problem: Exception | None) -> None:
         """Raise what tells best why training ended."""
         tried = f"{len(self.recoveries)} recoveries were tried before"
         told: dict[str, Any] = {"cause": trouble.cause, "step": trouble.step, "history": self._history()}
@@ -454,17 +406,6 @@ class _Run:
                     self.manager.vault.set_aside(other.name, f"training went back to step {entry.step}")
             return entry
         return None
-
-
-def _together(reports: list[_Report]) -> _Trouble:
-    """What happened, from all ranks' reports; the worst counts."""
-    worst = max(report.code for report in reports)
-    ranks = tuple(rank for rank, report in enumerate(reports) if report.code == worst)
-    who = f"rank {ranks[0]}: " if 0 < len(ranks) < len(reports) else ""
-    steps = {report.step for report in reports}
-    return _Trouble(cause=_CAUSES[worst], detail=who + reports[ranks[0]].detail, step=min(steps), ranks=ranks,
-                    whole=len(steps) == 1 and all(report.whole for report in reports),
-                    pieces=min(report.rows for report in reports))
 
 
 def _judge(metrics: Mapping[str, Any] | None) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ftlab.cluster.cgroups import LABEL, Cage, CpuCage, MemoryCage, available
+from ftlab.cluster.cgroups import LABEL, Cage, CpuCage, MemoryCage, available, sweep
 from ftlab.errors import ConfigError, FaultUnavailable
 from ftlab.health.memory import OomCount, explain_end, find_cgroup, find_limits, tightest
 from tests.conftest import require
@@ -299,3 +299,14 @@ def test_a_user_without_the_right_to_make_cgroups_is_told_so():
         with open(reader, encoding="utf-8") as pipe:
             assert "no permission to make a cgroup" in pipe.read()
         os.waitpid(pid, 0)
+
+
+def test_cages_of_makers_that_are_gone_are_swept_and_others_stay(cages):
+    maker = os.fork()
+    if maker == 0:
+        MemoryCage("orphan")
+        os._exit(0)
+    os.waitpid(maker, 0)
+    with MemoryCage("kept") as kept:
+        assert [name for name in sweep() if f"-{maker}-" in name] != []
+        assert kept.group.path.is_dir() and sweep() == []
