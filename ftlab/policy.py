@@ -43,67 +43,71 @@ class Snapshot:
     can_split: bool = False  # whether the batch can be cut into smaller pieces
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Action:
     """What to do; `restart` names workers to start again on their own node, in every kind of action."""
 
     restart: tuple[tuple[str, int], ...] = ()
 
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if value not in ((), None, False))
+        return f"{type(self).__name__}({said})"
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Continue(Action):
     """Build the group again with the same members."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Replace(Action):
     """Give the seats of lost nodes to others: spares first, new nodes (None) where there are not enough."""
 
     seats: Mapping[str, str | None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Shrink(Action):
     """Go on without the lost nodes."""
 
     lost: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Grow(Action):
     """Give seats to nodes that are free."""
 
     added: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Restart(Action):
     """Start the named workers again and go on."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Retry(Action):
     """Run the same step again: a flipped bit does not come twice."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Skip(Action):
     """Pass over this step's batch: the step counts, and changes nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LowerRate(Action):
     """Multiply the learning rate by `factor`, and pass over this step's batch."""
 
     factor: float = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Split(Action):
     """Cut the batch into twice as many pieces, and run the same step again."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Rollback(Action):
     """Load the newest good checkpoint that is at least `steps` old, and go on from there."""
 
@@ -112,14 +116,14 @@ class Rollback(Action):
     condemn: bool = False  # the checkpoint that was loaded last is bad: set it aside, take an older one
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Wait(Action):
     """Do nothing until something changes."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Abort(Action):
     """End the job."""
 

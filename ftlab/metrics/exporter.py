@@ -41,6 +41,12 @@ class Exporter:
                                  buckets=_SECONDS, registry=registry)
         self.saved_step = Gauge("ftlab_checkpoint_step", "Step of the newest checkpoint.", registry=registry)
         self.saved_bytes = Gauge("ftlab_checkpoint_size_bytes", "Size of the newest checkpoint.", registry=registry)
+        self.spoiled = Counter("ftlab_steps_spoiled_total", "Steps that were undone, by cause and what was done.",
+                               ["cause", "action"], registry=registry)
+        self.skipped = Counter("ftlab_batches_skipped_total", "Batches passed over on purpose.", registry=registry)
+        self.stragglers = Counter("ftlab_stragglers_total", "Ranks found to hold the others up.", registry=registry)
+        self.warnings = Counter("ftlab_memory_warnings_total", "Memory limits that were about to be hit.",
+                                registry=registry)
         self._alive: set[str] = set()
 
     def observe(self, event: Event) -> None:
@@ -51,6 +57,8 @@ class Exporter:
                 self.steps.inc()
                 if "loss" in data:
                     self.loss.set(data["loss"])
+                if data.get("skipped"):
+                    self.skipped.inc()
             case "membership.changed":
                 self.world.set(data["world"])
                 self.generation.set(event.generation or 0)
@@ -64,6 +72,12 @@ class Exporter:
                 self.detections.labels(data["cause"]).inc()
             case "recovery.finished":
                 self._observe_recovery(event)
+            case "step.spoiled":
+                self.spoiled.labels(data["cause"], data["action"]).inc()
+            case "straggler.found":
+                self.stragglers.inc()
+            case "memory.warned":
+                self.warnings.inc()
             case "fault.injected":
                 self.faults.labels(data["fault"]).inc()
             case "message.refused" | "node.fenced":
