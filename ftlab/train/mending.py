@@ -64,6 +64,16 @@ class Book:
         """Remember a batch that is not to be trained on."""
         self.notes["passed_over"] = sorted({*self.passed_over, step})
 
+    def merged_with(self, other: Book) -> dict[str, Any]:
+        """What is not forgotten when another book is taken over."""
+        mine, theirs = self.notes.get("spent", {}), other.notes.get("spent", {})
+        spent = {cause: max(mine.get(cause, []), theirs.get(cause, []), key=len) for cause in {*mine, *theirs}}
+        return {"passed_over": sorted({*self.passed_over, *other.passed_over}), "spent": spent}
+
+    def is_passed_over(self, step: int) -> bool:
+        """Whether a step's batch is not to be trained on; asked in every step."""
+        return step in self.notes.get("passed_over", ())
+
     def skipped_before(self, step: int) -> int:
         """How many batches in a row just before this step were passed over."""
         skipped, count = set(self.passed_over), 0
@@ -102,10 +112,10 @@ class Mender:
         return {**self.book.notes, "numbers": self.watch.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Know what the one that was replaced knew; batches passed over here stay so."""
-        mine = self.book.passed_over
+        """Know what the one that was replaced knew. Batches passed over here stay so, and budgets spent stay spent:
+        who goes back to a checkpoint must not forget what led there, or it would go back for ever."""
         notes = {name: value for name, value in saved.items() if name != "numbers"}
-        self.book = Book({**notes, "passed_over": sorted({*mine, *notes.get("passed_over", [])})})
+        self.book = Book({**notes, **self.book.merged_with(Book(notes))})
         if "numbers" in saved:
             self.watch.load_state_dict(saved["numbers"])
 

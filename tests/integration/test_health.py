@@ -105,9 +105,11 @@ def test_a_checkpoint_whose_numbers_turn_bad_at_once_is_condemned_and_an_older_o
     assert report.digest == undisturbed(trains.network).digest
 
 
-def test_bad_numbers_without_end_use_up_their_budget(cluster):
+@pytest.mark.parametrize("saving", [False, True])
+def test_bad_numbers_without_end_use_up_their_budget(cluster, tmp_path, saving):
+    checkpoint = CheckpointConfig(directory=str(tmp_path), every=10) if saving else None
     with pytest.raises(RecoveryExhausted, match="no recovery from 'numbers' is left") as ended:
-        cluster.submit(trains.network, bad_from=25, budgets={"numbers": 4}).result(timeout=90)
+        cluster.submit(trains.network, bad_from=25, checkpoint=checkpoint, budgets={"numbers": 10}).result(timeout=90)
     assert ended.value.cause == "numbers" and "learning rate" in ended.value.hint
 
 
