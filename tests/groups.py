@@ -125,6 +125,15 @@ class Outcome:
         self.value, self.error, self.seconds = value, error, seconds
 
 
+def values(outcomes: list[Outcome | None]) -> list[Any]:
+    """What the ranks brought back; the first error, if there was one, is raised here."""
+    for outcome in outcomes:
+        assert outcome is not None, "a rank died"
+        if outcome.error is not None:
+            raise outcome.error
+    return [outcome.value for outcome in outcomes if outcome is not None]
+
+
 def run(world: int, work: Callable[..., Any], folder: Path, *args: Any, group_s: float = 30.0) -> list[Outcome | None]:
     """Call `work(rank, folder, *args)` in a gloo group; one outcome per rank, None for one that died."""
     store = folder / f"store-{time.monotonic_ns()}"

@@ -9,14 +9,13 @@ that was watched, which the table gives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from ftlab.bench.heartbeats import record_traces
 from ftlab.health.simulation import LOOK_S, PAUSE_S, PHIS, TIMEOUTS_S, sweep
 from ftlab.health.traces import Trace, load_traces
-from ftlab.report.canvas import FONT
 from ftlab.report.detectors import Mark, Panel, detectors_svg
+from ftlab.report.sheet import sheet
 
 NAMES = {"timeout": "fixed timeout", "phi": "phi accrual", "phi_pause": f"phi accrual + {PAUSE_S:g} s"}
 TITLE = "Failure detectors: how soon against how often wrongly"
@@ -42,12 +41,8 @@ def detectors_table(result: dict[str, Any]) -> str:
 
 def detectors_page(result: dict[str, Any]) -> str:
     """The bench as one self-contained HTML file with its picture."""
-    head = "".join(f"<th>{name}</th>" for name in _cells(None))
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(row))}</tr>" for row in result["rows"])
-    words = "".join(f"<p>{escape(line)}</p>" for line in _conclusions(result))
-    return (f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"/><title>{TITLE}</title>'
-            f"<style>{_STYLE}</style></head><body><main>{detectors_picture(result)}{words}"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></main></body></html>")
+    rows = [_cells(None), *(_cells(row) for row in result["rows"])]
+    return sheet(TITLE, detectors_picture(result), rows, _conclusions(result))
 
 
 def detectors_picture(result: dict[str, Any]) -> str:
@@ -115,14 +110,3 @@ def _conclusions(result: dict[str, Any]) -> list[str]:
 
 def _choice(row: Mapping[str, Any] | None) -> str:
     return "none" if row is None else f"{_setting(row)} (at worst {_seconds(row['worst_s'])})"
-
-
-_STYLE = f"""
-body{{margin:0;padding:24px 16px;background:#f1f3f5;color:#22262b;font:14px/1.5 {FONT}}}
-main{{box-sizing:border-box;max-width:1018px;margin:0 auto;padding:24px 28px;background:#fff;border:1px solid #e0e4e8;
- border-radius:8px}}
-table{{width:100%;margin:16px 0;border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}}
-th,td{{padding:7px 16px 7px 0;border-bottom:1px solid #e6e9ec;text-align:right}}
-th{{font-size:12px;font-weight:400;color:#5d6670}}
-p{{margin:4px 0 0;color:#5d6670;font-size:13px}}
-"""

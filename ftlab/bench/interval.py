@@ -15,7 +15,6 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from html import escape
 from itertools import pairwise
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,9 +25,9 @@ from ftlab.config import DEFAULT_BUDGETS, CheckpointConfig
 from ftlab.errors import ConfigError
 from ftlab.events import Event
 from ftlab.faults import blackout
-from ftlab.report.canvas import FONT
 from ftlab.report.interval import interval_svg
 from ftlab.report.measure import measure
+from ftlab.report.sheet import sheet
 from ftlab.train.example import train_network
 
 EVERY = (2, 5, 10, 20, 50)
@@ -102,12 +101,8 @@ def interval_table(result: dict[str, Any]) -> str:
 def interval_page(result: dict[str, Any]) -> str:
     """The bench as one self-contained HTML file with its picture."""
     title = "Checkpoint interval: predicted against measured"
-    head = "".join(f"<th>{name}</th>" for name in _cells(None))
-    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(row))}</tr>" for row in result["intervals"])
-    words = "".join(f"<p>{escape(line)}</p>" for line in _conclusions(result))
-    return (f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"/><title>{title}</title>'
-            f"<style>{_STYLE}</style></head><body><main>{_picture(result, title)}"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{words}</main></body></html>")
+    rows = [_cells(None), *(_cells(row) for row in result["intervals"])]
+    return sheet(title, _picture(result, title), rows, _conclusions(result))
 
 
 def _train(cluster: Cluster, steps: int, saving: CheckpointConfig | None, deaths: Sequence[int]) -> list[Event]:
@@ -171,14 +166,3 @@ def _picture(result: dict[str, Any], title: str) -> str:
     low, high = measured[0][0] / 2, measured[-1][0] * 2
     curve = [(at, model.overhead(at)) for at in (low * (high / low) ** (part / 100) for part in range(101))]
     return interval_svg(curve, measured, model.best(), title)
-
-
-_STYLE = f"""
-body{{margin:0;padding:24px 16px;background:#f1f3f5;color:#22262b;font:14px/1.5 {FONT}}}
-main{{box-sizing:border-box;max-width:1018px;margin:0 auto;padding:24px 28px;background:#fff;border:1px solid #e0e4e8;
- border-radius:8px}}
-table{{width:100%;margin:16px 0;border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}}
-th,td{{padding:7px 16px 7px 0;border-bottom:1px solid #e6e9ec;text-align:right}}
-th{{font-size:12px;font-weight:400;color:#5d6670}}
-p{{margin:4px 0 0;color:#5d6670;font-size:13px}}
-"""

@@ -13,10 +13,10 @@ from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.job import Job
 from ftlab.config import DEFAULT_BUDGETS
 from ftlab.faults import Fault, make
-from ftlab.train.example import train_network
+from ftlab.train.example import TIGHT, train_network
 
 KINDS = ("kill", "crash", "hang", "partition", "stall", "controller", "nan", "oom", "oom-kill")
-_MEMORY = {"oom": {"sample_mb": 3.0, "room_mb": 36}, "oom-kill": {"sample_mb": 12.0, "room_mb": 150}}
+_MEMORY = {"oom": TIGHT["allocation"], "oom-kill": TIGHT["kernel"]}
 _HEAL_S = 1.0
 _STEPS, _STEP_S = 60, 0.02
 

@@ -43,7 +43,6 @@ _RETRY_S = 0.05
 _MAX_STEPS = 500  # step records in one heartbeat
 _MAX_OUTPUT_LINES = 1000  # kept while the controller is away
 _IN_LOOP = (Place.OUTSIDE, Place.COMPUTING, Place.COMMUNICATING)
-_REFUSED_S = 2.0  # how long nobody may listen before the launcher is taken to be gone
 _STUCK_S = 0.5  # a worker that has not moved for so long and is ended was stuck
 
 
@@ -56,7 +55,6 @@ class NodeIdentity:
     controller: str  # http://host:port
     token: str
     logs: Path | None = None
-    orphan_s: float | None = None  # it ends itself when its controller is silent for so long; None: a lifeline tells it
 
 
 @dataclass
@@ -73,10 +71,10 @@ class _Worker:
 
 
 class NodeAgent:
-    """Runs until its launcher closes the lifeline, or, where there is none, until its controller is gone for good."""
+    """Runs until its launcher closes the lifeline."""
 
     def __init__(self, identity: NodeIdentity, forkserver: Connection, forkserver_pid: int,
-                 pages: list[StatusPage], stacks: list[StackFile], lifeline: int | None) -> None:
+                 pages: list[StatusPage], stacks: list[StackFile], lifeline: int) -> None:
         self.identity, self.pages, self._stacks = identity, pages, stacks
         self._lookout = Lookout()
         self._forkserver, self._forkserver_pid, self._lifeline = forkserver, forkserver_pid, lifeline
@@ -88,7 +86,6 @@ class NodeAgent:
         self._link: WebSocketClientConnection | None = None
         self._heartbeat_s, self._lease_s = 0.1, 5.0
         self._heard = time.monotonic()
-        self._refused: float | None = None  # since when nobody listens at the controller's port
         self._steps: list[dict[str, Any]] = []  # not yet in the controller's journal
         self._sent = 0  # of them, on this link
         self._output: list[list[Any]] = []
@@ -100,8 +97,7 @@ class NodeAgent:
     async def run(self) -> None:
         """Serve until the launcher is gone."""
         loop = asyncio.get_running_loop()
-        if self._lifeline is not None:
-            loop.add_reader(self._lifeline, self._over.set)
+        loop.add_reader(self._lifeline, self._over.set)
         loop.add_reader(self._forkserver.fileno(), self._on_forkserver)
         tasks = [asyncio.create_task(self._keep_link()), asyncio.create_task(self._beat())]
         await self._over.wait()
@@ -115,12 +111,10 @@ class NodeAgent:
         while True:
             try:
                 self._link = await self._connect()
-                self._refused = None
                 while (raw := await self._link.read_message()) is not None:
                     self._heard = time.monotonic()
                     await self._on_message(messages.loads(raw))
             except (TimeoutError, OSError, RuntimeError) as error:
-                self._note_refusal(error)
                 log.debug("link lost: %s", error)
             except Exception as error:  # HTTP errors of the handshake, bad messages: try again, say why
                 log.info("link refused: %s", error)
@@ -185,23 +179,9 @@ class NodeAgent:
             if now - self._heard > self._lease_s and self._workers:
                 log.warning("lease ran out after %.1f s: ending workers", now - self._heard)
                 self._start_over()
-            elif self._is_orphan(now):
-                log.warning("the controller is gone: this node ends itself")
-                self._over.set()
             elif self._link is not None and now - self._heard > max(1.0, 5 * self._heartbeat_s):
                 self._link.close()  # silent: knock again
             await asyncio.sleep(self._heartbeat_s)
-
-    def _note_refusal(self, error: Exception) -> None:
-        """The launcher holds the controller's port as long as it lives: a port that refuses has no launcher."""
-        refused = isinstance(error, ConnectionRefusedError)
-        self._refused = (self._refused or time.monotonic()) if refused else None
-
-    def _is_orphan(self, now: float) -> bool:
-        if self.identity.orphan_s is None:
-            return False
-        refused = self._refused is not None and now - self._refused > _REFUSED_S
-        return refused or now - self._heard > self.identity.orphan_s
 
     def _look_out(self, now: float) -> None:
         workers = {worker.local_rank: (worker.pid, self.pages[worker.local_rank].read())
@@ -261,6 +241,7 @@ class NodeAgent:
             self._drop_steps()
             self._outbox = []
         self._job = message.job
+        self._lookout.warn = float(message.spec["config"]["health"]["memory_warn"])
         for local_rank in message.local_ranks if message.local_ranks is not None else range(len(self.pages)):
             self._end_worker(local_rank)
             self._start_worker(local_rank, message, response.body)
@@ -431,7 +412,7 @@ class _Report:
 
 
 def run_agent(identity: NodeIdentity, forkserver: Connection, forkserver_pid: int, pages: list[StatusPage],
-              stacks: list[StackFile], lifeline: int | None) -> int:
+              stacks: list[StackFile], lifeline: int) -> int:
     """The whole life of a node agent; returns its exit code."""
     asyncio.run(NodeAgent(identity, forkserver, forkserver_pid, pages, stacks, lifeline).run())
     return 0

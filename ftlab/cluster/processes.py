@@ -170,7 +170,8 @@ class ProcessNodes:
         if reason:
             raise FaultUnavailable(f"the kernel cannot be made to kill for memory here: {reason}",
                                    hint="use faults.oom(way='allocation'), or the Docker backend")
-        cage = self._cages.setdefault(name, MemoryCage(name))
+        cage = self._cages.get(name) or MemoryCage(name)
+        self._cages[name] = cage
         cage.limit(room_mb << 20)
         pids, at = self.pids(name), time.monotonic()
         held = cage.hold(pids)

@@ -28,7 +28,7 @@ from ftlab.errors import ConfigError, FaultError, FtlabError, UnknownFault
 from ftlab.faults import Fault, Pending, Schedule, make, random_schedule
 from ftlab.faults.catalogue import WAYS
 from ftlab.report.report import Report
-from ftlab.train.example import train_network
+from ftlab.train.example import TIGHT, train_network
 
 DRILLS: dict[str, str] = {
     "kill": "a whole node is killed",
@@ -48,8 +48,6 @@ _NO_RECOVERY = ("controller",)  # training never stops
 _FROM_STORAGE = ("blackout", "corrupt")  # nothing live is left
 _SAVE_EVERY = 10  # steps, in these
 _SETTLE_S = 5.0
-_MEMORY: dict[str, dict[str, float]] = {  # oom: MB each sample takes, and MB that are left to the worker
-    "allocation": {"sample_mb": 3.0, "room_mb": 36}, "kernel": {"sample_mb": 12.0, "room_mb": 150}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ def run_drill(name: str, twin: Report | None = None, **plan: Any) -> Report:
     draw = random.Random(f"{name}-{details.seed}")
     at_step = max(5 if name not in _FROM_STORAGE else 3 * _SAVE_EVERY, details.steps // 3)
     way = details.way or (draw.choice(_ways(name)) if name in WAYS else "")
-    more = {"room_mb": int(_MEMORY[way]["room_mb"])} if name == "oom" and way in _MEMORY else {}
+    more = {"room_mb": int(TIGHT[way]["room_mb"])} if name == "oom" and way in TIGHT else {}
     fault = make(name, f"rank-{draw.randrange(details.nodes)}", after=round(draw.uniform(0.0, details.step_s), 4),
                  at_step=at_step, heal_after=_HEAL_S if name in ("hang", "partition") else None, way=way, **more)
     return _run(name, Schedule((fault,), details.seed), details, twin)
@@ -149,7 +147,7 @@ def _result(job: Job, plan: DrillPlan) -> tuple[dict[int, Any], FtlabError | Non
 def _options(fault: Fault) -> dict[str, Any]:
     """What the job of a drill needs beside the twin's: memory to run out of, or leave to replace a slow node."""
     if fault.kind == "oom":
-        return {"sample_mb": _MEMORY[fault.way]["sample_mb"], "noisy": False}
+        return {"sample_mb": TIGHT[fault.way]["sample_mb"], "noisy": False}
     return {"health": HealthConfig(replace_stragglers=True)} if fault.kind == "straggler" else {}
 
 

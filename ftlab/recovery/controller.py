@@ -33,6 +33,7 @@ TICK_S = 0.05  # a node that is silent is given up at most this much too late
 GATHER_S = 0.004  # failures that arrive together are decided on together
 _ASK_AGAIN_S = 0.25  # a policy that said Wait
 _ACK_EVERY = 3  # heartbeats: often enough for a lease, and to let nodes forget what is written down
+_CAUSE_S = 2.0  # a node looks at its workers once a second; a slow rank is told of once it is known why, or after this
 _SPARE_RETRIES = 3  # of a worker that fails on a node without a seat
 
 
@@ -392,16 +393,21 @@ class Controller:
     def _look_for_straggler(self, job: Job) -> None:
         slow = job.times.find() if job.status == RUNNING else None
         if slow is None or job.table is None:
+            job.slow_since = None
             return
         seat = job.table.seats[slow.rank]
         node = self.roster.get(seat.node)
         cause = node.workers[seat.local_rank].slow if node and seat.local_rank in node.workers else ""
+        job.slow_since = job.slow_since or time.monotonic()
+        if not cause and time.monotonic() - job.slow_since < _CAUSE_S:
+            return
         detail = (f"rank {slow.rank} takes {slow.busy_s * 1e3:.0f} ms for a step, "
                   f"the others {slow.others_s * 1e3:.0f} ms")
         self.log.record("straggler.found", source=seat.node, rank=slow.rank, generation=job.generation,
                         ratio=round(slow.ratio, 2), busy_s=round(slow.busy_s, 5), others_s=round(slow.others_s, 5),
                         cause=cause, detail=detail)
         job.times.clear()  # say it again only after as many steps
+        job.slow_since = None
         if not job.config.health.replace_stragglers:
             return
         failure = Failure(cause="straggler", node=seat.node, detail=f"{detail}: {cause}" if cause else detail)

@@ -63,6 +63,10 @@ def _replay(controller: Controller, event: Event, load_policy: Callable[[str], P
             controller.watch.clock.pause()
             if data["cause"] != "grow":
                 job.spend(data["cause"])
+        case "worker.failed" if job and data.get("cause") == "oom":
+            job.split = True  # the workers are yet to hear of it
+        case "recovery.finished" if job:
+            job.split = False
         case "checkpoint.snapshot" if job and event.step is not None:
             job.kept[event.source] = event.step
         case "checkpoint.committed" | "checkpoint.loaded" if job:

@@ -30,7 +30,6 @@ class Ladder:
     def __init__(self, config: CheckpointConfig | None, job: str, files: Sequence[int], busy: Sequence[int]) -> None:
         self.config, self.job, self.busy = config, job, list(busy)
         self.slots = [Slot(fd) for fd in files]
-        self.saved: int | None = None  # the newest step this worker knows to be in storage
 
     def cards(self) -> list[Card]:
         """What lies in this node's memory for this worker: its own earlier snapshots, and another rank's."""

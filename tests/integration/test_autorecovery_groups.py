@@ -98,17 +98,9 @@ def train_with_plain_ddp(rank: int, folder: Path) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in work.model.parameters()]
 
 
-def values(outcomes: list[groups.Outcome | None]) -> list[Any]:
-    for outcome in outcomes:
-        assert outcome is not None, "a rank died"
-        if outcome.error is not None:
-            raise outcome.error
-    return [outcome.value for outcome in outcomes if outcome is not None]
-
-
 def run(folder: Path, fault: str, ddp: bool) -> list[tuple[Outcome, str, list[Any]]]:
     folder.mkdir()
-    return values(groups.run(2, train, folder, fault, ddp))
+    return groups.values(groups.run(2, train, folder, fault, ddp))
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["ddp", "plain model"])
@@ -146,7 +138,7 @@ def test_memory_that_ends_on_one_rank_has_both_cut_their_batches(tmp_path):
 
 
 def test_an_undisturbed_group_computes_what_ddp_computes(tmp_path):
-    plain = values(groups.run(2, train_with_plain_ddp, tmp_path))[0]
+    plain = groups.values(groups.run(2, train_with_plain_ddp, tmp_path))[0]
     guarded = run(tmp_path / "it", "memory-not", True)[0][2]
     for left, right in zip(plain, guarded, strict=True):
         assert torch.allclose(left, right, atol=1e-5)
@@ -164,6 +156,6 @@ def test_a_rank_that_dies_is_told_by_the_other_and_the_next_group_resumes_to_the
     first, second = groups.run(2, train, tmp_path, "dies", ddp)
     assert second is None, "the fault fired: rank 1 is dead"
     assert isinstance(first.error, TrainingFailed) and "cannot reach the other ranks" in first.error.message
-    for outcome, digest, _ in values(groups.run(2, train, tmp_path, "none", ddp)):
+    for outcome, digest, _ in groups.values(groups.run(2, train, tmp_path, "none", ddp)):
         assert outcome.recoveries == [] and digest == undisturbed
     assert not dist.is_initialized()

@@ -18,15 +18,6 @@ from tests import groups
 TIMEOUT_S = 2.0
 
 
-def values(outcomes: list[groups.Outcome | None]) -> list[Any]:
-    """What the ranks brought back; the first error, if there was one, is raised here."""
-    for outcome in outcomes:
-        assert outcome is not None, "a rank died"
-        if outcome.error is not None:
-            raise outcome.error
-    return [outcome.value for outcome in outcomes if outcome is not None]
-
-
 def errors(outcomes: list[groups.Outcome | None]) -> list[BaseException | None]:
     return [outcome.error if outcome is not None else None for outcome in outcomes]
 
@@ -39,7 +30,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def test_under_ddp_one_rank_writes_all_return_and_all_load_the_same(tmp_path):
-    saved = values(groups.run(3, groups.ddp_saves, tmp_path))
+    saved = groups.values(groups.run(3, groups.ddp_saves, tmp_path))
     digests, names, events = zip(*saved, strict=True)
     assert len(set(digests)) == len(set(names)) == 1
     assert [kinds[:-1] for kinds in events] == [["checkpoint.snapshot", "checkpoint.committed"],
@@ -50,21 +41,21 @@ def test_under_ddp_one_rank_writes_all_return_and_all_load_the_same(tmp_path):
         held = [set(tree.unpack(manager.vault.read_shard(names[0], shard))["parts"])
                 for shard in manager.entries()[0].manifest.shards]
     assert len(files) == 3 and held[1:] == [{"generators"}] * 2 and "model" in held[0], "one rank writes the state"
-    loaded = values(groups.run(3, groups.ddp_loads, tmp_path))
+    loaded = groups.values(groups.run(3, groups.ddp_loads, tmp_path))
     assert [found[:2] for found in loaded] == [(4, digests[0])] * 3
     assert len({found[2] for found in loaded}) == 1, "and they go on together"
 
 
 def test_a_ddp_run_goes_on_with_the_same_bits_and_its_checkpoint_loads_in_another_world(tmp_path):
     """Two ranks: with three, the order of a sum depends on how DDP has arranged its buckets so far."""
-    digest, _, (*_, end) = values(groups.run(2, groups.ddp_saves, tmp_path))[0]
-    assert values(groups.run(2, groups.ddp_loads, tmp_path)) == [(4, digest, end)] * 2
-    assert {loaded[1] for loaded in values(groups.run(3, groups.ddp_loads, tmp_path))} == {digest}
-    assert {loaded[1] for loaded in values(groups.run(1, groups.ddp_loads, tmp_path))} == {digest}
+    digest, _, (*_, end) = groups.values(groups.run(2, groups.ddp_saves, tmp_path))[0]
+    assert groups.values(groups.run(2, groups.ddp_loads, tmp_path)) == [(4, digest, end)] * 2
+    assert {loaded[1] for loaded in groups.values(groups.run(3, groups.ddp_loads, tmp_path))} == {digest}
+    assert {loaded[1] for loaded in groups.values(groups.run(1, groups.ddp_loads, tmp_path))} == {digest}
 
 
 def test_ranks_that_are_slow_to_look_are_not_fooled_by_the_retention(tmp_path):
-    names = values(groups.run(3, groups.ddp_saves_often, tmp_path, 25))
+    names = groups.values(groups.run(3, groups.ddp_saves_often, tmp_path, 25))
     assert names[0] == names[1] == names[2]
 
 
@@ -113,7 +104,7 @@ def test_when_the_writer_dies_in_mid_save_the_others_raise_after_the_timeout(tmp
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A checkpoint that two ranks saved, and all that was in it, put together."""
     folder = tmp_path_factory.mktemp("fsdp")
-    left, right = values(groups.run(2, groups.fsdp_saves, folder))
+    left, right = groups.values(groups.run(2, groups.fsdp_saves, folder))
     assert same(left, right)
     return folder, left
 
@@ -138,7 +129,7 @@ def test_shards_of_two_ranks_load_in_one_process_without_a_group(two_ranks, alon
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_shards_of_two_ranks_load_in_any_world_and_training_goes_on(two_ranks, alone, world):
     """With the same data on all ranks, the mean of their gradients is the gradient of one."""
-    for loaded, after in values(groups.run(world, groups.fsdp_loads, two_ranks[0])):
+    for loaded, after in groups.values(groups.run(world, groups.fsdp_loads, two_ranks[0])):
         assert same(loaded, two_ranks[1])
         for mine, theirs in zip(after["weights"], alone[1]["weights"], strict=True):
             assert mine.allclose(theirs, atol=1e-6)
@@ -146,8 +137,8 @@ def test_shards_of_two_ranks_load_in_any_world_and_training_goes_on(two_ranks, a
 
 
 def test_each_rank_of_the_same_world_goes_on_with_its_own_random_numbers_and_parts(tmp_path):
-    expected = values(groups.run(2, groups.fsdp_goes_on, tmp_path, None))
-    resumed = values(groups.run(2, groups.fsdp_goes_on, tmp_path, 3))
+    expected = groups.values(groups.run(2, groups.fsdp_goes_on, tmp_path, None))
+    resumed = groups.values(groups.run(2, groups.fsdp_goes_on, tmp_path, 3))
     assert [extras for _, extras in resumed] == [extras for _, extras in expected], "each rank's own parts"
     assert same(resumed[0][0]["weights"], expected[0][0]["weights"]), "the same bits as without a stop"
 
@@ -164,7 +155,7 @@ def test_when_a_rank_dies_before_its_shard_is_written_the_others_raise_and_the_o
 
 
 def test_one_shard_of_two_with_a_flipped_bit_damages_the_checkpoint(tmp_path):
-    values(groups.run(2, groups.fsdp_saves, tmp_path))
+    groups.values(groups.run(2, groups.fsdp_saves, tmp_path))
     shard = next((tmp_path / "run").glob("*/shard-00001.bin"))
     raw = bytearray(shard.read_bytes())
     raw[10] ^= 1

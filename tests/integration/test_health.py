@@ -153,8 +153,9 @@ def test_a_batch_that_cannot_be_cut_ends_the_job_with_advice(cluster):
     assert "data.shards(step)" in ended.value.hint
 
 
-def test_the_kernel_kills_for_memory_and_the_worker_comes_back_with_smaller_pieces(cluster):
+def test_the_kernel_kills_for_memory_and_the_worker_comes_back_with_smaller_pieces(cluster, undisturbed):
     require("cgroups", not cages_available(), cages_available())
+    wanted = undisturbed(trains.roomy, sample_mb=12.0, steps=40)
     job = cluster.submit(trains.roomy, sample_mb=12.0, steps=40)
     pending = cluster.inject(faults.oom("rank-1", "kernel", room_mb=150, at_step=10))
     report = job.result(timeout=120)
@@ -163,12 +164,14 @@ def test_the_kernel_kills_for_memory_and_the_worker_comes_back_with_smaller_piec
     assert (failed.data["cause"], failed.data["detail"]) == ("oom", "worker killed by the kernel for memory")
     assert report.recoveries == 1 and report.source == "live" and report.digest is not None
     assert {value["pieces"] for value in report.values.values()} == {2}
+    assert torch.allclose(torch.tensor(report.value["weights"]), torch.tensor(wanted.value["weights"]), atol=1e-5)
 
 
-def test_a_worker_killed_by_somebody_is_not_taken_for_one_killed_for_memory(cluster):
+def test_a_worker_killed_by_somebody_is_not_taken_for_one_killed_for_memory(cluster, undisturbed):
     report = run_with(cluster, trains.network, faults.crash("rank-1", at_step=20))
     (failed,) = [event for event in report.events if event.kind == "worker.failed"]
     assert failed.data["cause"] == "crash" and "SIGKILL" in failed.data["detail"]
+    assert report.digest == undisturbed(trains.network).digest
 
 
 def test_a_slow_rank_is_found_with_its_cause_and_its_node_replaced(cluster, undisturbed):
@@ -183,11 +186,13 @@ def test_a_slow_rank_is_found_with_its_cause_and_its_node_replaced(cluster, undi
     assert report.digest == wanted.digest
 
 
-def test_without_leave_a_slow_rank_is_only_told(cluster):
-    report = run_with(cluster, trains.network, faults.straggler("rank-1", at_step=20, heal_after=1.5), steps=120,
+def test_without_leave_a_slow_rank_is_only_told(cluster, undisturbed):
+    wanted = undisturbed(trains.network, steps=150)
+    report = run_with(cluster, trains.network, faults.straggler("rank-1", at_step=20, heal_after=1.5), steps=150,
                       health=HealthConfig(straggler_steps=20))
     assert report.facts["stragglers"][0]["rank"] == 1 and report.generations == 1
     assert [event.kind for event in report.events if event.kind == "fault.healed"] == ["fault.healed"]
+    assert report.digest == wanted.digest
 
 
 def test_a_stuck_rank_is_caught_with_the_line_it_is_in(cluster, undisturbed, tmp_path):
@@ -195,6 +200,7 @@ def test_a_stuck_rank_is_caught_with_the_line_it_is_in(cluster, undisturbed, tmp
     (line,) = report.facts["caught"]
     assert line.startswith("rank 1 is in `threading.Event().wait() # a lock that nobody releases` (trains.py:")
     assert report.recoveries == 1 and "rank 1 is in" in str(report) and "a lock that nobody" in report._repr_html_()
+    assert report.digest == cluster.submit(trains.stuck, str(tmp_path / "marker")).result(timeout=90).digest
 
 
 @pytest.mark.parametrize(("kind", "words"), [("vector", "loss.mean"), ("whole", "counts")])
