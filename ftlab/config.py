@@ -16,6 +16,7 @@ from ftlab.errors import ConfigError
 
 CLUSTER_LABEL = "FTLAB_CLUSTER"  # every process of a cluster carries it in its environment
 FOLDER_LABEL = "FTLAB_FOLDER"  # and this: the cluster's folder
+BACKENDS = ("process", "docker")
 MAX_MESSAGE_BYTES = 4 << 20  # one message on a link
 MAX_CODE_BYTES = 256 << 20  # one pickled train function
 
@@ -47,12 +48,19 @@ class ClusterConfig(_Checked):
     nodes: int = 4  # nodes that train
     spares: int = 1  # warm nodes that wait for a rank
     procs_per_node: int = 1  # workers on each node
+    backend: str = "process"  # what a node is: a process group, or a container ("docker")
+    memory_mb: int | None = None  # what each container may take; None: as much as the machine has
+    cpus: float | None = None  # cores that each container may use; None: all
+    gpus: int | None = None  # GPUs that each container is given, by the engine's device requests
+    share: tuple[str, ...] = ()  # folders that containers see under the same name, and may write to
+    image: str = ""  # of the containers; empty: none is built, they see this environment read-only (Linux)
     port: int = 0  # the controller's port on 127.0.0.1; 0 picks a free one
     replace: bool = True  # start a new node when no spare is left; else the job shrinks
     replenish: bool = True  # after a spare was promoted, start a new one behind the job's back
     heartbeat_s: float = 0.1  # how often a node reports
     suspect_s: float = 0.3  # silence after which a node is SUSPECT
     dead_s: float = 0.55  # silence after which a node is DEAD
+    detector: str = "timeout"  # "timeout": by the two times above; "phi": by how regular a node's heartbeats were
     lease_s: float = 5.0  # a node that has not heard the controller for so long stops training by itself
     stall_floor_s: float = 1.0  # a step is never called stalled before this
     stall_factor: float = 8.0  # a step is stalled after so many typical step times
@@ -73,11 +81,31 @@ class ClusterConfig(_Checked):
                                                f"train (got {self.procs_per_node})")
         self.require(self.nodes + self.spares <= 200, "nodes + spares must be at most 200: one machine holds them all")
         self.require(0 <= self.port < 65536, f"port must be between 0 and 65535 (got {self.port})")
+        self._check_containers()
         self.require(self.heartbeat_s > 0, "heartbeat_s must be positive")
         self.require(2 * self.heartbeat_s <= self.suspect_s < self.dead_s,
                      "need 2 * heartbeat_s <= suspect_s < dead_s: one late heartbeat is no evidence")
+        self.require(self.detector in ("timeout", "phi"), f"detector must be \"timeout\" or \"phi\" (got "
+                                                          f"{self.detector!r})")
         self.require(self.lease_s > self.dead_s, "lease_s must exceed dead_s: a node must not give up before it is "
                                                  "given up")
+
+    def _check_containers(self) -> None:
+        self.require(self.backend in BACKENDS, f"backend {self.backend!r} is not available: it is one of "
+                                               f"{', '.join(BACKENDS)}")
+        for name in ("memory_mb", "cpus", "gpus", "share", "image"):
+            self.require(self.backend == "docker" or not getattr(self, name), f"{name} needs backend='docker': "
+                         f"processes share this machine's memory, cores and files")
+        self.require(self.memory_mb is None or self.memory_mb >= 256, f"memory_mb must be at least 256: torch alone "
+                                                                      f"takes about 200 (got {self.memory_mb})")
+        self.require(self.cpus is None or self.cpus >= 0.05, f"cpus must be at least 0.05: heartbeats would come too "
+                                                             f"late (got {self.cpus})")
+        self.require(self.gpus is None or self.gpus >= 1, f"gpus must be at least 1, or None (got {self.gpus})")
+        self.require(not isinstance(self.share, str), "share must be a list of folders, not one string")
+        object.__setattr__(self, "share", tuple(self.share))  # a list, from JSON or from a notebook
+        relative = [each for each in self.share if not Path(each).is_absolute()]
+        self.require(not relative, f"share must hold absolute paths: nodes see them under the same name (got "
+                                   f"{relative})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +229,17 @@ def runs_dir() -> Path:
 
 
 def child_environment(cluster: str, folder: Path) -> dict[str, str]:
-    """The environment of a cluster's launcher: labelled, and single-threaded until a worker decides otherwise."""
+    """The environment of a cluster's launcher: this process's own, and the cluster's."""
+    return {**os.environ, **quiet_environment(cluster, folder)}
+
+
+def quiet_environment(cluster: str, folder: Path) -> dict[str, str]:
+    """What every process of a cluster is given: labels, and one thread until a worker decides otherwise."""
     quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
              "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return {**os.environ, **quiet, CLUSTER_LABEL: cluster, FOLDER_LABEL: str(folder)}
+    return {**quiet, CLUSTER_LABEL: cluster, FOLDER_LABEL: str(folder)}
+
+
+def docker_host() -> str:
+    """Where the Docker engine is said to listen; empty: at its usual place."""
+    return os.environ.get("DOCKER_HOST", "")

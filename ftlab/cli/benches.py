@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ftlab.bench.overhead import bench_overhead, overhead_table
 from ftlab.bench.recovery import KINDS, bench_recovery, recovery_table
+from ftlab.cluster.cluster import choose_backend
 from ftlab.errors import ConfigError, UnknownFault
 
 
@@ -50,7 +51,8 @@ def bench(arguments: argparse.Namespace) -> int:
         if unknown:
             raise UnknownFault(f"cannot bench {', '.join(unknown)}", hint=f"faults are {', '.join(KINDS)}")
         result = bench_recovery(kinds, arguments.runs, arguments.seed, say=say, nodes=arguments.nodes or 4,
-                                spares=arguments.spares, procs_per_node=arguments.procs_per_node)
+                                spares=arguments.spares, procs_per_node=arguments.procs_per_node,
+                                backend=choose_backend(arguments.backend))
         table = recovery_table(result)
     sys.stdout.write((json.dumps(result) if arguments.json else table) + "\n")
     return 0

@@ -25,6 +25,8 @@ from pathlib import Path
 
 import psutil
 
+from ftlab.cluster.engine import SOCKETS
+from ftlab.cluster.image import possible
 from ftlab.cluster.packets import available
 
 GIB = 1 << 30
@@ -239,7 +241,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def _docker() -> Finding:
     name = "docker"
-    files = [each for each in (Path("/var/run/docker.sock"), Path.home() / ".docker/run/docker.sock") if each.exists()]
+    files = [each for each in SOCKETS if each.exists()]
     if not files:
         program = shutil.which("docker")
         detail = "the docker program is here, but no engine runs" if program else "not installed"
@@ -253,14 +255,39 @@ def _docker() -> Finding:
         return Finding(name, None, f"{files[0]} is there, but nobody answers: {error}", "start the engine: dockerd &")
 
 
+def _containers() -> Finding:
+    """Whether nodes can be containers here, and which faults the engine could not do to them."""
+    name = "containers"
+    found = _docker()
+    if found.ok is not True:
+        return Finding(name, None, "nodes cannot be containers: see docker", found.hint)
+    if _version("docker") is None:
+        return Finding(name, None, "the docker package is not installed", 'pip install "ftlab[docker]"')
+    reason = possible()
+    if reason:
+        return Finding(name, None, reason, "build cluster/Dockerfile, then Cluster(backend='docker', image=...)")
+    info = json.loads(_ask_engine(next(str(each) for each in SOCKETS if each.exists()), "/info")[1])
+    gaps = [words for key, words in (("MemoryLimit", "oom (no memory limits)"), ("CpuCfsQuota", "straggler (no CPU "
+                                      "quota)")) if info.get(key) is False]
+    detail = f"backend='docker' works, without a build: {info['NCPU']} CPUs, {info['MemTotal'] / GIB:.1f} GiB"
+    detail += f"; the engine cannot do {', '.join(gaps)}" if gaps else ""
+    return Finding(name, None if gaps else True, detail,
+                   "mount the memory and cpu cgroups, then start the engine again" if gaps else "")
+
+
 def _ping(path: str) -> str:
+    return _ask_engine(path, "/_ping")[0]
+
+
+def _ask_engine(path: str, what: str) -> tuple[str, bytes]:
+    """The engine's API version, and what it answers."""
     connection = _UnixConnection(path)
     try:
-        connection.request("GET", "/_ping")
+        connection.request("GET", what)
         answer = connection.getresponse()
         if answer.status != 200:
-            raise http.client.HTTPException(f"/_ping says {answer.status} {answer.reason}")
-        return answer.getheader("Api-Version") or "unknown"
+            raise http.client.HTTPException(f"{what} says {answer.status} {answer.reason}")
+        return answer.getheader("Api-Version") or "unknown", answer.read()
     finally:
         connection.close()
 
@@ -280,5 +307,5 @@ def _leftovers() -> Finding:
 
 CHECKS: tuple[Callable[[], Finding | list[Finding]], ...] = (
     _python, _torch, _cpus, _memory, _disk, _shared_memory, _open_files, _ports, _loopback, _fork, _packet_filters,
-    _cgroup, _gpus, _docker, _notebooks, _chromium, _leftovers,
+    _cgroup, _gpus, _docker, _containers, _notebooks, _chromium, _leftovers,
 )

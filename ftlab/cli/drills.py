@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ftlab.cluster.cluster import choose_backend
 from ftlab.drill.drill import DRILLS, run_drill, run_random
 from ftlab.report.page import report_page
 from ftlab.report.report import Report, report_table
@@ -44,7 +45,8 @@ def _run_one(name: str, twin: Report | None, arguments: argparse.Namespace) -> R
     plan: dict[str, Any] = {
         "nodes": arguments.nodes, "spares": arguments.spares, "procs_per_node": arguments.procs_per_node,
         "steps": arguments.steps, "step_s": arguments.step_ms / 1000, "seed": arguments.seed,
-        "exact": arguments.exact, "way": arguments.way, "say": lambda text: _say(f"[{name}] {text}")}
+        "exact": arguments.exact, "way": arguments.way,
+        "settings": {"backend": choose_backend(arguments.backend)}, "say": lambda text: _say(f"[{name}] {text}")}
     if name == "random":
         return run_random(faults=arguments.faults, twin=twin, **plan)
     return run_drill(name, twin=twin, **plan)

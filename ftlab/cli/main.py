@@ -61,7 +61,9 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, default=4, help="nodes that train (default 4)")
     parser.add_argument("--spares", type=int, default=1, help="warm nodes that wait for a rank (default 1)")
     parser.add_argument("--procs-per-node", type=int, default=1, help="workers on each node (default 1)")
-    parser.add_argument("--backend", choices=("auto", "process"), default="auto", help="what a node is (default auto)")
+    parser.add_argument("--backend", choices=("auto", "process", "docker"), default="process",
+                        help="what a node is: a process group or a container; auto: a container if an engine answers "
+                             "(default process)")
 
 
 def _add_doctor(commands: Any) -> None:

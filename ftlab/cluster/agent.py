@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
@@ -29,6 +28,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 from ftlab import messages
 from ftlab.checkpoint.saving import SaveOrder
 from ftlab.cluster.forkserver import request_worker
+from ftlab.cluster.identity import NodeIdentity
 from ftlab.cluster.keeper import Keeper
 from ftlab.cluster.lookout import Lookout
 from ftlab.cluster.output import OutputFilter
@@ -43,18 +43,8 @@ _RETRY_S = 0.05
 _MAX_STEPS = 500  # step records in one heartbeat
 _MAX_OUTPUT_LINES = 1000  # kept while the controller is away
 _IN_LOOP = (Place.OUTSIDE, Place.COMPUTING, Place.COMMUNICATING)
+_REFUSED_S = 2.0  # how long nobody may listen before the launcher is taken to be gone
 _STUCK_S = 0.5  # a worker that has not moved for so long and is ended was stuck
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeIdentity:
-    """Who a node is and where its controller listens."""
-
-    name: str
-    address: str
-    controller: str  # http://host:port
-    token: str
-    logs: Path | None = None
 
 
 @dataclass
@@ -71,10 +61,10 @@ class _Worker:
 
 
 class NodeAgent:
-    """Runs until its launcher closes the lifeline."""
+    """Runs until its launcher closes the lifeline, or, where there is none, until its controller is gone for good."""
 
     def __init__(self, identity: NodeIdentity, forkserver: Connection, forkserver_pid: int,
-                 pages: list[StatusPage], stacks: list[StackFile], lifeline: int) -> None:
+                 pages: list[StatusPage], stacks: list[StackFile], lifeline: int | None) -> None:
         self.identity, self.pages, self._stacks = identity, pages, stacks
         self._lookout = Lookout()
         self._forkserver, self._forkserver_pid, self._lifeline = forkserver, forkserver_pid, lifeline
@@ -86,6 +76,7 @@ class NodeAgent:
         self._link: WebSocketClientConnection | None = None
         self._heartbeat_s, self._lease_s = 0.1, 5.0
         self._heard = time.monotonic()
+        self._refused: float | None = None  # since when nobody listens at the controller's port
         self._steps: list[dict[str, Any]] = []  # not yet in the controller's journal
         self._sent = 0  # of them, on this link
         self._output: list[list[Any]] = []
@@ -97,7 +88,8 @@ class NodeAgent:
     async def run(self) -> None:
         """Serve until the launcher is gone."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._lifeline, self._over.set)
+        if self._lifeline is not None:
+            loop.add_reader(self._lifeline, self._over.set)
         loop.add_reader(self._forkserver.fileno(), self._on_forkserver)
         tasks = [asyncio.create_task(self._keep_link()), asyncio.create_task(self._beat())]
         await self._over.wait()
@@ -111,10 +103,12 @@ class NodeAgent:
         while True:
             try:
                 self._link = await self._connect()
+                self._refused = None
                 while (raw := await self._link.read_message()) is not None:
                     self._heard = time.monotonic()
                     await self._on_message(messages.loads(raw))
             except (TimeoutError, OSError, RuntimeError) as error:
+                self._note_refusal(error)
                 log.debug("link lost: %s", error)
             except Exception as error:  # HTTP errors of the handshake, bad messages: try again, say why
                 log.info("link refused: %s", error)
@@ -179,9 +173,23 @@ class NodeAgent:
             if now - self._heard > self._lease_s and self._workers:
                 log.warning("lease ran out after %.1f s: ending workers", now - self._heard)
                 self._start_over()
+            elif self._is_orphan(now):
+                log.warning("the controller is gone: this node ends itself")
+                self._over.set()
             elif self._link is not None and now - self._heard > max(1.0, 5 * self._heartbeat_s):
                 self._link.close()  # silent: knock again
             await asyncio.sleep(self._heartbeat_s)
+
+    def _note_refusal(self, error: Exception) -> None:
+        """The launcher holds the controller's port as long as it lives: a port that refuses has no launcher."""
+        refused = isinstance(error, ConnectionRefusedError)
+        self._refused = (self._refused or time.monotonic()) if refused else None
+
+    def _is_orphan(self, now: float) -> bool:
+        if self.identity.orphan_s is None:
+            return False
+        refused = self._refused is not None and now - self._refused > _REFUSED_S
+        return refused or now - self._heard > self.identity.orphan_s
 
     def _look_out(self, now: float) -> None:
         workers = {worker.local_rank: (worker.pid, self.pages[worker.local_rank].read())
@@ -412,7 +420,7 @@ class _Report:
 
 
 def run_agent(identity: NodeIdentity, forkserver: Connection, forkserver_pid: int, pages: list[StatusPage],
-              stacks: list[StackFile], lifeline: int) -> int:
+              stacks: list[StackFile], lifeline: int | None) -> int:
     """The whole life of a node agent; returns its exit code."""
     asyncio.run(NodeAgent(identity, forkserver, forkserver_pid, pages, stacks, lifeline).run())
     return 0

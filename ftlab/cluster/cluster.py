@@ -40,6 +40,7 @@ from ftlab.errors import ClusterClosed, ClusterError, ConfigError, NodeStartTime
 from ftlab.events import Event
 
 _ECHO: Any = object()  # the notebook's standard output, as it is when the cluster is made
+_LAST_WORDS_S = 2.0  # from a node's end to what it said in the launcher's log
 
 
 class Injectable(Protocol):
@@ -52,17 +53,17 @@ class Injectable(Protocol):
 class Cluster:
     """Nodes, spares and a controller on this machine, for as long as this object lives."""
 
-    def __init__(self, nodes: int = 4, spares: int = 1, procs_per_node: int = 1, *, backend: str = "auto",
+    def __init__(self, nodes: int = 4, spares: int = 1, procs_per_node: int = 1, *, backend: str = "process",
                  policy: Callable[..., Any] | None = None, echo: TextIO | None = _ECHO,
                  progress: TextIO | None = None, detached: bool = False, **settings: Any) -> None:
-        if backend not in ("auto", "process"):
-            raise ConfigError(f"backend {backend!r} is not available", hint="backend='process'")
+        backend = choose_backend(backend)
         try:
-            self.config = ClusterConfig(nodes=nodes, spares=spares, procs_per_node=procs_per_node, **settings)
+            self.config = ClusterConfig(nodes=nodes, spares=spares, procs_per_node=procs_per_node, backend=backend,
+                                        **settings)
         except TypeError as error:
             raise ConfigError(f"unknown setting: {error}", hint="see ftlab.ClusterConfig") from None
         self.name = f"ft-{secrets.token_hex(4)}"
-        self.backend = "process"
+        self.backend = backend
         self._policy, self._echo = policy, sys.stdout if echo is _ECHO else echo
         token = secrets.token_urlsafe(24)
         self._folder = runs.make_folder(self.name)
@@ -85,7 +86,8 @@ class Cluster:
     def connect(cls, card: dict[str, Any], echo: TextIO | None = None) -> Cluster:
         """A cluster that another command started, from its card."""
         self = cls.__new__(cls)
-        self.name, self.backend, self.config = card["cluster"], "process", ClusterConfig.from_dict(card["config"])
+        self.name, self.config = card["cluster"], ClusterConfig.from_dict(card["config"])
+        self.backend = self.config.backend
         self._folder, self._policy, self._echo = Path(card["folder"]), None, echo
         self._launcher = self._owner = None
         self._finalizer = None
@@ -99,7 +101,7 @@ class Cluster:
         """Start a job: `train(ctx, *args)` on every rank. `options` are JobConfig's fields, or the function's own."""
         fields = JobConfig.__dataclass_fields__
         settings = {name: options.pop(name) for name in list(options) if name in fields}
-        job_config = _absolute(config or JobConfig(**settings))
+        job_config = _absolute(config or JobConfig(**settings), self.config)
         if job_config.min_nodes is not None and job_config.min_nodes > self.config.nodes:
             raise ConfigError(f"min_nodes={job_config.min_nodes} is more than the cluster's {self.config.nodes} nodes")
         chosen = policy or self._policy
@@ -242,23 +244,37 @@ class Cluster:
         self.follower.start()
 
     def _await_nodes(self, line: Progress) -> None:
-        wanted = self.config.nodes + self.config.spares
-        deadline = time.monotonic() + self.config.start_timeout_s
+        wanted, began = self.config.nodes + self.config.spares, time.monotonic()
+        deadline = began + self.config.start_timeout_s
         while True:
             with self.follower.changed:
                 joined = {event.source for event in self.events if event.kind == "node.joined"}
+                died = {event.source: event.data["reason"] for event in self.events if event.kind == "node.died"}
                 if len(joined) >= wanted:
                     return
                 self.follower.changed.wait(0.2)
             line.say(f"{len(joined)}/{wanted} nodes are up")
+            if died:  # nobody starts another one yet; a moment for its last words
+                deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
             if not self.running:
                 raise ClusterClosed("the launcher died while its nodes started", seen=self.last_words())
             if time.monotonic() > deadline:
-                raise NodeStartTimeout(f"{len(joined)}/{wanted} nodes ready after {self.config.start_timeout_s:g} s",
+                lost = "".join(f"; {name}: {reason}" for name, reason in died.items())
+                took = time.monotonic() - began
+                raise NodeStartTimeout(f"{len(joined)}/{wanted} nodes ready after {took:.1f} s{lost}",
                                        seen=self.last_words(), hint="fewer nodes, or `ftlab doctor`")
 
 
-def _absolute(config: JobConfig) -> JobConfig:
+def choose_backend(name: str) -> str:
+    """What `auto` means here: containers where an engine answers and needs no image to be built, else processes."""
+    if name != "auto":
+        return name
+    from ftlab.cluster import engine, image
+
+    return "process" if image.possible() or engine.available() else "docker"
+
+
+def _absolute(config: JobConfig, cluster: ClusterConfig) -> JobConfig:
     """The same, with a folder for checkpoints that means the same on every node."""
     if config.checkpoint is None:
         return config
@@ -267,6 +283,8 @@ def _absolute(config: JobConfig) -> JobConfig:
         raise ConfigError(f"{url} is private to each process: nodes cannot share it", hint="use a folder or s3://")
     if "://" not in url:
         url = str(Path(url).expanduser().absolute())
+        if cluster.backend == "docker" and not any(Path(url).is_relative_to(each) for each in cluster.share):
+            raise ConfigError(f"the containers of this cluster do not see {url}", hint=f"Cluster(share=['{url}'], ...)")
     return replace(config, checkpoint=replace(config.checkpoint, directory=url))
 
 

@@ -20,20 +20,22 @@ from ftlab.recovery.restore import restore
 from ftlab.recovery.server import ControlServer
 
 JOURNAL = "journal.jsonl"
+_NEWS = {"created": "node.created", "removed": "node.removed", "oom": "node.oom_killed"}  # of containers
 
 
-def run_controller(config: ClusterConfig, token: str, folder: Path, gate: socket.socket, launcher: Connection) -> int:
-    """The whole life of a controller; returns its exit code."""
-    asyncio.run(_ControlProcess(config, token, folder, gate, launcher).run())
+def run_controller(config: ClusterConfig, token: str, folder: Path, gates: list[socket.socket],
+                   launcher: Connection) -> int:
+    """The whole life of a controller; returns its exit code. The last of the gates is the one that nodes knock at."""
+    asyncio.run(_ControlProcess(config, token, folder, gates, launcher).run())
     return 0
 
 
 class _ControlProcess:
     """Wires controller, server, store and launcher together."""
 
-    def __init__(self, config: ClusterConfig, token: str, folder: Path, gate: socket.socket,
+    def __init__(self, config: ClusterConfig, token: str, folder: Path, gates: list[socket.socket],
                  launcher: Connection) -> None:
-        self.config, self.token, self.folder, self.gate, self.launcher = config, token, folder, gate, launcher
+        self.config, self.token, self.folder, self.gates, self.launcher = config, token, folder, gates, launcher
         self._over = asyncio.Event()
         self._store: Any = None
         self._store_address = ("127.0.0.1", 0)
@@ -52,7 +54,7 @@ class _ControlProcess:
         log.record("controller.started", restored=restored, pid=os.getpid(), config=self.config.to_dict())
         self._open_store()
         loop.add_reader(self.launcher.fileno(), self._on_launcher, controller)
-        server.start([self.gate])
+        server.start(self.gates)
         await self._over.wait()
 
     def start_node(self, name: str) -> None:
@@ -72,6 +74,9 @@ class _ControlProcess:
                 news = json.loads(self.launcher.recv_bytes())
                 if "exited" in news:
                     controller.node_exited(news["exited"], news["how"])
+                for kind, name in _NEWS.items():
+                    if kind in news:
+                        controller.log.record(name, source=news.pop(kind), **news)
                 if "alive" in news:
                     for name in set(controller.roster.nodes) - set(news["alive"]):
                         controller.node_exited(name, "ended while the controller was away")
@@ -79,15 +84,15 @@ class _ControlProcess:
             self._over.set()
 
     def _open_store(self) -> tuple[str, int]:
-        """The TCPStore's address; it listens on the loopback address only, and lives as long as this process."""
+        """The TCPStore's address: where nodes reach it, and nowhere else. It lives as long as this process."""
         if self._store is None:
             from torch.distributed import TCPStore
 
-            listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-            port = listener.getsockname()[1]
-            self._store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
+            listener = socket.create_server((self.gates[-1].getsockname()[0], 0), backlog=512)
+            host, port = listener.getsockname()
+            self._store = TCPStore(host, port, is_master=True, wait_for_workers=False,
                                    master_listen_fd=listener.detach())
-            self._store_address = ("127.0.0.1", port)
+            self._store_address = (host, port)
         return self._store_address
 
 

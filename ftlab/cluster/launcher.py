@@ -1,6 +1,7 @@
 """The launcher: a warm, single-threaded process that forks the controller and the nodes of one cluster.
 
-It pays for `import torch` and the first optimizer step once; whatever it forks starts in milliseconds. It holds the
+It pays for `import torch` and the first optimizer step once; whatever it forks starts in milliseconds. (What imports
+torch is imported inside of functions: containers are started before, and import their own meanwhile.) It holds the
 controller's listening socket, so a controller that died is replaced on the same port, and callers only wait a moment.
 It restarts a controller that ends, tells it of nodes that end, does what faults ask for, and when its owner is gone it
 ends everything and removes the cluster's folder. Run as `python -m ftlab.cluster.launcher FOLDER OWNER_FD`.
@@ -25,15 +26,12 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from ftlab.cluster.control import run_controller
 from ftlab.cluster.forks import describe_exit, ended_children, fork
 from ftlab.cluster.launcher_settings import SETTINGS, SOCKET
-from ftlab.cluster.processes import ProcessNodes
+from ftlab.cluster.nodes import Nodes
 from ftlab.cluster.runs import write_card
 from ftlab.config import ClusterConfig
 from ftlab.errors import FaultError, FtlabError
-from ftlab.train.trap import SIGNALS
-from ftlab.train.worker import warm_up
 
 log = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -52,26 +50,27 @@ class Launcher:
         self.config = ClusterConfig.from_dict(settings["config"])
         self.selector = selectors.DefaultSelector()
         self.over = False
+        self.nodes: Nodes
         self.controller_pid = 0
         self._controller: Connection | None = None
         self._deaths: list[float] = []
 
     def run(self) -> None:
         """Start everything and serve until the cluster is closed."""
-        self.gate = self._bind()
-        self._tell_owner(progress="importing torch")
-        warm_up()
-        self._tell_owner(progress="starting the controller and the nodes")
+        self.gates = [self._bind()]
+        self.url = _url(self.gates[0])
         self._watch_children()
-        host, port = self.gate.getsockname()
-        self.url = f"http://{host}:{port}"
-        self.nodes = ProcessNodes(subnet=1 + int(self.cluster[-2:], 16) % 254, controller=self.url, token=self.token,
-                                  procs_per_node=self.config.procs_per_node, logs=self.folder / "logs",
-                                  gate=self.gate, reap=self._reap, on_exit=self._node_exited)
+        if self.config.backend == "docker":
+            self._make_containers()  # they take a while, and need nothing of what is done meanwhile
+        self._tell_owner(progress="importing torch")
+        self._import_torch()
+        self._tell_owner(progress="starting the controller and the nodes")
         self.listener = Listener(str(self.folder / SOCKET), family="AF_UNIX", authkey=self.token.encode())
         self._start_controller()
-        for number in range(self.config.nodes + self.config.spares):
-            self.nodes.start(f"node-{number}")
+        if self.config.backend == "process":
+            self._make_processes()
+        else:
+            self._tell_controller(alive=self.nodes.names())
         write_card(self.folder, {"cluster": self.cluster, "url": self.url, "token": self.token,
                                  "launcher_pid": os.getpid(), "config": self.config.to_dict(),
                                  "folder": str(self.folder), "detached": self.detached})
@@ -89,6 +88,49 @@ class Launcher:
         if hasattr(self, "listener"):
             self.listener.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _import_torch(self) -> None:
+        if self.config.backend == "process":
+            from ftlab.train.worker import warm_up
+
+            warm_up()  # what is forked from here is warm
+        else:
+            import torch.distributed  # noqa: F401  the controller's store needs it; containers warm up themselves
+
+    def _make_processes(self) -> None:
+        from ftlab.cluster.processes import ProcessNodes
+
+        self.nodes = ProcessNodes(subnet=1 + int(self.cluster[-2:], 16) % 254, controller=self.url, token=self.token,
+                                  procs_per_node=self.config.procs_per_node, logs=self.folder / "logs",
+                                  gate=self.gates[0], reap=self._reap, on_exit=self._node_exited)
+        self._start_nodes()
+
+    def _make_containers(self) -> None:
+        from ftlab.cluster.containers import ContainerNodes
+
+        self._tell_owner(progress="preparing the network and the image")
+        try:
+            self.nodes = nodes = ContainerNodes(
+                cluster=self.cluster, folder=self.folder, config=self.config, token=self.token, reap=self._reap,
+                watch=self._attend, unwatch=self._ignore, say=self._tell_controller)
+            gateway = nodes.open()
+        except FtlabError as error:
+            self._tell_owner(failed=error.to_dict())
+            sys.exit(1)
+        self.gates.append(socket.create_server((gateway, 0), backlog=512))
+        self.gates[-1].setblocking(False)
+        nodes.join_at(_url(self.gates[-1]))
+        self._start_nodes()
+
+    def _start_nodes(self) -> None:
+        for number in range(self.config.nodes + self.config.spares):
+            self.nodes.start(f"node-{number}")
+
+    def _attend(self, fd: int, act: Callable[[], None]) -> None:
+        self.selector.register(fd, selectors.EVENT_READ, act)
+
+    def _ignore(self, fd: int) -> None:
+        self.selector.unregister(fd)
 
     # ---- serving -------------------------------------------------------------------------------------------
 
@@ -123,11 +165,12 @@ class Launcher:
     def _hear_client(self, client: Connection) -> None:
         try:
             request = json.loads(client.recv_bytes())
-            answer = self._obey(request)
         except (EOFError, OSError):
             self.selector.unregister(client)
             client.close()
             return
+        try:
+            answer = self._obey(request)
         except FtlabError as error:
             answer = {"failed": error.to_dict()}
         except Exception as error:
@@ -161,6 +204,8 @@ class Launcher:
             log.info("%s: %s", request, error.message)
 
     def _obey(self, request: dict[str, Any]) -> dict[str, Any]:
+        from ftlab.train.trap import SIGNALS
+
         what, node = str(request.get("do")), str(request.get("node", ""))
         plain: dict[str, Callable[[str], dict[str, Any]]] = {
             "start_node": self.nodes.start, "remove_node": self.nodes.remove, "kill": self.nodes.kill,
@@ -169,7 +214,7 @@ class Launcher:
         if what in plain:
             return plain[what](node)
         if what == "cut":
-            return self.nodes.cut(node, self._everybody_but(node))
+            return self.nodes.cut(node, self._everybody_but)
         if what == "crash":
             return self.nodes.crash(node, int(request["pid"]))
         if what in ("squeeze", "cage"):
@@ -211,10 +256,12 @@ class Launcher:
         self.over = True
 
     def _start_controller(self) -> None:
+        from ftlab.cluster.control import run_controller
+
         mine, theirs = Pipe()
         self.controller_pid = fork(
-            lambda: run_controller(self.config, self.token, self.folder, self.gate, theirs),
-            keep=(self.gate.fileno(), theirs.fileno()), new_session=True)
+            lambda: run_controller(self.config, self.token, self.folder, self.gates, theirs),
+            keep=(*(gate.fileno() for gate in self.gates), theirs.fileno()), new_session=True)
         theirs.close()
         self._controller = mine
         self.selector.register(mine, selectors.EVENT_READ, self._hear_controller)
@@ -266,6 +313,11 @@ class Launcher:
     def _everybody_but(self, node: str) -> list[int]:
         others = [pid for name in self.nodes.names() if name != node for pid in self.nodes.pids(name)]
         return [self.controller_pid, *others]
+
+
+def _url(gate: socket.socket) -> str:
+    host, port = gate.getsockname()
+    return f"http://{host}:{port}"
 
 
 def main() -> None:

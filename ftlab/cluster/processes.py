@@ -14,28 +14,32 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ftlab.cluster.agent import NodeIdentity, run_agent
 from ftlab.cluster.cgroups import MemoryCage
 from ftlab.cluster.cgroups import available as cgroups_available
 from ftlab.cluster.forks import describe_exit, fork
-from ftlab.cluster.forkserver import serve
+from ftlab.cluster.identity import NodeIdentity
+from ftlab.cluster.node import run_node
+from ftlab.cluster.nodes import (
+    Others,
+    kill_worker,
+    limit_data,
+    spring_trap,
+    squeeze_worker,
+    tree,
+    wait_until,
+)
 from ftlab.cluster.packets import Cut, available
 from ftlab.cluster.slowdown import Slowdown
 from ftlab.errors import FaultUnavailable, UnknownNode
-from ftlab.health.stacks import StackFile
-from ftlab.train.status import StatusPage
-from ftlab.train.trap import SIGNALS
 
 _CUT_REFRESH_S = 0.05
-_LEAST_USE_S = 0.3  # a few steps: memory that a step takes and gives back must not count
 
 
 @dataclass
@@ -68,7 +72,7 @@ class ProcessNodes:
         address = node_address(self._subnet, int(name.rsplit("-", 1)[1]))
         identity = NodeIdentity(name=name, address=address, controller=self._controller, token=self._token,
                                 logs=self._logs)
-        pid = fork(lambda: _node_main(identity, self._procs, self._lifeline), keep=(self._lifeline,), new_session=True)
+        pid = fork(lambda: run_node(identity, self._procs, self._lifeline), keep=(self._lifeline,), new_session=True)
         self._nodes[name] = _Node(name, address, pid)
         return {"pid": pid, "address": address}
 
@@ -102,11 +106,7 @@ class ProcessNodes:
 
     def pids(self, name: str) -> list[int]:
         """All processes of a node."""
-        node = self._find(name)
-        with contextlib.suppress(psutil.Error):
-            agent = psutil.Process(node.pid)
-            return [node.pid, *(child.pid for child in agent.children(recursive=True))]
-        return []
+        return tree(self._find(name).pid)
 
     # ---- faults --------------------------------------------------------------------------------------------
 
@@ -139,29 +139,17 @@ class ProcessNodes:
     def crash(self, name: str, pid: int) -> dict[str, Any]:
         """SIGKILL one worker of a node."""
         self._check_worker(name, pid)
-        at = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        gone = _wait_until(lambda: not psutil.pid_exists(pid))
-        return {"at": at, "pids": [pid], "status": "gone" if gone else "still there"}
+        return kill_worker(pid)
 
     def spring(self, name: str, pid: int, trap: str) -> dict[str, Any]:
         """Spring one of a worker's traps: its training thread blocks, or one of its gradients becomes NaN."""
         self._check_worker(name, pid)
-        at = time.monotonic()
-        os.kill(pid, SIGNALS[trap])
-        return {"at": at, "pids": [pid], "status": f"{SIGNALS[trap].name} sent"}
+        return spring_trap(pid, trap)
 
     def squeeze(self, name: str, pid: int, room_mb: int) -> dict[str, Any]:
         """Let a worker take no more than so much memory beyond its least use: a larger allocation fails in it."""
         self._check_worker(name, pid)
-        if sys.platform != "linux":
-            raise FaultUnavailable("memory cannot be limited from outside here", hint="use the Docker backend")
-        least = min(_data_bytes(pid) for _ in _moments(_LEAST_USE_S))
-        limit = least + (room_mb << 20)
-        at = time.monotonic()
-        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-        return {"at": at, "pids": [pid], "limit_bytes": resource.prlimit(pid, resource.RLIMIT_DATA)[0],
-                "used_bytes": least, "status": f"RLIMIT_DATA leaves {room_mb} MB"}
+        return squeeze_worker(pid, room_mb)
 
     def cage(self, name: str, pid: int, room_mb: int) -> dict[str, Any]:
         """Give a node a cgroup that may take no more than so much memory from now on: beyond it the kernel kills."""
@@ -183,9 +171,7 @@ class ProcessNodes:
         at, cage = time.monotonic(), self._cages.pop(name, None)
         if cage is not None:
             cage.remove()
-        for pid in self.pids(name):
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(pid, resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        limit_data(self.pids(name), resource.RLIM_INFINITY)
         return {"at": at, "status": "no limit any more"}
 
     def slow_down(self, name: str, pid: int, share: float) -> dict[str, Any]:
@@ -207,7 +193,7 @@ class ProcessNodes:
         node = self._find(name)
         pids, at = self.pids(name), time.monotonic()
         _signal_group(node.pid, signal.SIGSTOP)
-        stopped = _wait_until(lambda: all(_state(pid) == psutil.STATUS_STOPPED for pid in pids))
+        stopped = wait_until(lambda: all(_state(pid) == psutil.STATUS_STOPPED for pid in pids))
         return {"at": at, "pids": pids, "status": "stopped" if stopped else "not all stopped"}
 
     def resume(self, name: str) -> dict[str, Any]:
@@ -216,7 +202,7 @@ class ProcessNodes:
         _signal_group(node.pid, signal.SIGCONT)
         return {"at": at, "status": "continued"}
 
-    def cut(self, name: str, others: list[int]) -> dict[str, Any]:
+    def cut(self, name: str, others: Others) -> dict[str, Any]:
         """Drop all packets between a node and the rest, both ways."""
         reason = available()
         if reason:
@@ -224,8 +210,8 @@ class ProcessNodes:
                                    hint="use the Docker backend, or the `hang` fault, which is silent too")
         node = self._find(name)
         cut = self._cuts.setdefault(name, Cut(name, node.address))
-        at = time.monotonic()
-        cut.refresh(self.pids(name), others, self._gate)
+        rest, at = others(name), time.monotonic()
+        cut.refresh(self.pids(name), rest, self._gate)
         return {"at": at, "sockets": len(cut.sockets), "filtered": cut.verify(), "status": "cut"}
 
     def heal(self, name: str) -> dict[str, Any]:
@@ -239,7 +225,7 @@ class ProcessNodes:
         due = [slowed.due - now for slowed in self._slowed.values()] + [self._chores_at - now for _ in self._cuts]
         return max(0.0, min(due)) if due else None
 
-    def do_chores(self, now: float, others: Callable[[str], list[int]]) -> None:
+    def do_chores(self, now: float, others: Others) -> None:
         """Stop and continue slowed workers in turn, and catch connections opened since a partition began."""
         self._slowed = {name: slowed for name, slowed in self._slowed.items() if slowed.turn(now)}
         if now >= self._chores_at:
@@ -268,21 +254,12 @@ class ProcessNodes:
         def gone() -> bool:
             self._reap()
             return node.status is not None and not _group_exists(node.pid)
-        _wait_until(gone)
+        wait_until(gone)
 
 
 def node_address(subnet: int, number: int) -> str:
     """A node's own loopback address; macOS has only one."""
     return f"127.0.{subnet}.{number + 2}" if sys.platform == "linux" else "127.0.0.1"
-
-
-def _node_main(identity: NodeIdentity, procs: int, lifeline: int) -> int:
-    pages = [StatusPage() for _ in range(procs)]
-    mine, theirs = Pipe()
-    stacks = [StackFile() for _ in range(procs)]
-    pid = fork(lambda: serve(theirs, pages, stacks), keep=(theirs.fileno(), *(each.fd for each in stacks)))
-    theirs.close()
-    return run_agent(identity, mine, pid, pages, stacks, lifeline)
 
 
 def _signal_group(pgid: int, number: signal.Signals) -> None:
@@ -298,30 +275,8 @@ def _group_exists(pgid: int) -> bool:
     return True
 
 
-def _data_bytes(pid: int) -> int:
-    """What counts against RLIMIT_DATA."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmData:")[2].split()[0]) << 10
-
-
-def _moments(seconds: float) -> Iterator[None]:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        yield
-        time.sleep(0.002)
-
-
 def _state(pid: int) -> str:
     try:
         return str(psutil.Process(pid).status())
     except psutil.Error:
         return "gone"
-
-
-def _wait_until(condition: Callable[[], bool], limit_s: float = 2.0) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True

@@ -1,8 +1,8 @@
 """The folders of running clusters, and what is left of those that did not end well.
 
 Each cluster has one private folder (`cluster.json` with its address and token, the journal, the logs) that goes away
-with it. Every process of a cluster carries the cluster's label in its environment. `find_leftovers` and `reap` look
-for both, and touch nothing else.
+with it. Every process of a cluster carries the cluster's label in its environment, every container and network among
+its labels. `find_leftovers` and `reap` look for these, and touch nothing else.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ftlab.cluster import engine
 from ftlab.cluster.cgroups import sweep
+from ftlab.cluster.engine import Owned
 from ftlab.config import CLUSTER_LABEL, FOLDER_LABEL, runs_dir
 
 CARD = "cluster.json"
@@ -34,11 +36,14 @@ class Leftover:
     cluster: str
     folder: Path | None
     pids: tuple[int, ...] = field(default=())
+    things: Owned | None = None  # containers and networks
 
     def describe(self) -> str:
         """One line for people."""
         parts = [f"{len(self.pids)} processes"] if self.pids else []
         parts += [f"folder {self.folder}"] if self.folder else []
+        parts += [f"{len(self.things.containers)} containers"] if self.things and self.things.containers else []
+        parts += [f"{len(self.things.networks)} networks"] if self.things and self.things.networks else []
         return f"{self.cluster}: {', '.join(parts)}"
 
 
@@ -88,15 +93,24 @@ def labelled() -> dict[str, list[int]]:
     return found
 
 
+def launcher_lives(cluster: str, folder: Path) -> bool:
+    """Whether a cluster has its launcher, or is just being started."""
+    return _is_alive(Leftover(cluster, folder))
+
+
 def find_leftovers() -> list[Leftover]:
-    """What earlier runs left behind: folders and processes of clusters whose launcher is gone."""
+    """What earlier runs left behind: folders, processes, containers and networks of clusters whose launcher is
+    gone."""
     found: dict[str, Leftover] = {}
     folders = [path for path in runs_dir().glob("*") if path.is_dir()] if runs_dir().is_dir() else []
     for folder in folders:
         found[folder.name] = Leftover(folder.name, folder)
     for cluster, folder, pid in _labelled_processes():
         before = found.get(cluster, Leftover(cluster, folder if folder.is_dir() else None))
-        found[cluster] = Leftover(cluster, before.folder or folder, (*before.pids, pid))
+        found[cluster] = replace(before, folder=before.folder or folder, pids=(*before.pids, pid))
+    for things in engine.look():
+        known = found.get(things.cluster, Leftover(things.cluster, things.folder if things.folder.is_dir() else None))
+        found[things.cluster] = replace(known, things=things)
     return [each for each in sorted(found.values(), key=lambda each: each.cluster) if not _is_alive(each)]
 
 
@@ -107,6 +121,8 @@ def reap() -> list[Leftover]:
         for pid in leftover.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if leftover.things:
+            engine.remove(engine.connect(), leftover.things)
         if leftover.folder:
             shutil.rmtree(leftover.folder, ignore_errors=True)
     sweep()

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from ftlab.cluster.cgroups import available as cages_available
 from ftlab.cluster.cluster import Cluster
+from ftlab.cluster.engine import look
 from ftlab.cluster.job import Job
 from ftlab.cluster.runs import labelled
 from ftlab.config import DEFAULT_BUDGETS, CheckpointConfig, ClusterConfig, HealthConfig, runs_dir
@@ -66,6 +67,11 @@ class DrillPlan:
     say: Callable[[str], None] = lambda text: None
     echo: TextIO | None = None
 
+    @property
+    def backend(self) -> str:
+        """What a node is."""
+        return str(self.settings.get("backend", "process"))
+
     def __post_init__(self) -> None:
         ClusterConfig(nodes=self.nodes, spares=self.spares, procs_per_node=self.procs_per_node, **self.settings)
         if self.steps < 20:
@@ -79,16 +85,16 @@ def run_drill(name: str, twin: Report | None = None, **plan: Any) -> Report:
     details = DrillPlan(**plan)
     draw = random.Random(f"{name}-{details.seed}")
     at_step = max(5 if name not in _FROM_STORAGE else 3 * _SAVE_EVERY, details.steps // 3)
-    way = details.way or (draw.choice(_ways(name)) if name in WAYS else "")
+    way = details.way or (draw.choice(_ways(name, details)) if name in WAYS else "")
     more = {"room_mb": int(TIGHT[way]["room_mb"])} if name == "oom" and way in TIGHT else {}
     fault = make(name, f"rank-{draw.randrange(details.nodes)}", after=round(draw.uniform(0.0, details.step_s), 4),
                  at_step=at_step, heal_after=_HEAL_S if name in ("hang", "partition") else None, way=way, **more)
     return _run(name, Schedule((fault,), details.seed), details, twin)
 
 
-def _ways(name: str) -> tuple[str, ...]:
+def _ways(name: str, plan: DrillPlan) -> tuple[str, ...]:
     """The ways of a fault that can be had here: the kernel kills for memory only where cgroups can be made."""
-    return WAYS[name] if name != "oom" or not cages_available() else ("allocation",)
+    return WAYS[name] if name != "oom" or plan.backend == "docker" or not cages_available() else ("allocation",)
 
 
 def run_drills(names: Sequence[str], **plan: Any) -> list[Report]:
@@ -110,8 +116,11 @@ def run_random(faults: int = 3, twin: Report | None = None, **plan: Any) -> Repo
 
 
 def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) -> Report:
-    with (ExitStack() as stack,
-          Cluster(plan.nodes, plan.spares, plan.procs_per_node, echo=plan.echo, **plan.settings) as cluster):
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="ftlab-drill-")) if name in _FROM_STORAGE else ""
+        more = {"share": _shared(folder)} if folder and plan.backend == "docker" else {}
+        cluster = stack.enter_context(Cluster(plan.nodes, plan.spares, plan.procs_per_node, echo=plan.echo,
+                                              **{**plan.settings, **more}))
         options = _options(schedule.faults[0]) if len(schedule.faults) == 1 else {}
         alike = not {"noisy", "sample_mb"} & set(options)  # as in the other drills, with which the twin is shared
         if twin is None or not alike:
@@ -121,7 +130,6 @@ def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) ->
         else:
             reference = twin
         plan.say(schedule.describe())
-        folder = stack.enter_context(TemporaryDirectory(prefix="ftlab-drill-")) if name in _FROM_STORAGE else ""
         job = submit_example(cluster, plan, folder, **options)
         pending = [cluster.inject(fault) for fault in schedule.faults]
         values, error = _result(job, plan)
@@ -129,12 +137,18 @@ def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) ->
         returned = _wait_for_return(cluster, schedule.faults)
         events, cluster_name = cluster.events[job.first_event:], cluster.name
         report = Report.of(name, events, config=cluster.config.to_dict(), values=values)
-    facts = {**report.facts, "drill": name, "seed": plan.seed, "leaked": _count_leaks(cluster_name),
+    facts = {**report.facts, "drill": name, "seed": plan.seed, "leaked": _count_leaks(cluster_name, plan.backend),
              "twin_digest": reference.digest, **compare(report, reference), "repeat": _repeat(name, schedule, plan),
              "error": error.to_dict() if error else None}
     facts["failed_expectations"] = _check(name, facts, not_fired, returned, schedule.faults)
     facts["held"] = not facts["failed_expectations"]
     return Report(facts, events, report.values, twin)
+
+
+def _shared(folder: str) -> list[str]:
+    """A folder that containers can write to, whoever they run as."""
+    os.chmod(folder, 0o777)
+    return [folder]
 
 
 def _result(job: Job, plan: DrillPlan) -> tuple[dict[int, Any], FtlabError | None]:
@@ -225,12 +239,13 @@ def _wanted_verdicts(faults: Sequence[Fault]) -> tuple[str, ...]:
     return ("identical", "equivalent") if any(fault.kind == "oom" for fault in faults) else ("identical",)
 
 
-def _count_leaks(cluster: str) -> int:
-    """Processes, folders and shared memory that outlived the cluster for more than a moment."""
+def _count_leaks(cluster: str, backend: str) -> int:
+    """Processes, folders, shared memory, containers and networks that outlived the cluster for more than a moment."""
     deadline = time.monotonic() + 3.0
     while True:
         shm = [name for name in os.listdir("/dev/shm") if cluster in name] if Path("/dev/shm").is_dir() else []
         left = len(labelled().get(cluster, ())) + (runs_dir() / cluster).exists() + len(shm)
+        left += sum(len(each) for each in look() if each.cluster == cluster) if backend == "docker" else 0
         if left == 0 or time.monotonic() > deadline:
             return left
         time.sleep(0.05)
@@ -238,5 +253,6 @@ def _count_leaks(cluster: str) -> int:
 
 def _repeat(name: str, schedule: Schedule, plan: DrillPlan) -> str:
     more = f" --faults {len(schedule.faults)}" if name == "random" else ""
+    more += f" --backend {plan.backend}" if plan.backend != "process" else ""
     return (f"ftlab drill {name} --seed {plan.seed}{more} --nodes {plan.nodes} --spares {plan.spares} "
             f"--steps {plan.steps}{' --exact' if plan.exact else ''}{f' --way {plan.way}' if plan.way else ''}")

@@ -102,17 +102,21 @@ class PhiDetector:
 
     def suspicion(self, now: float) -> float:
         """Phi at this moment."""
-        if self._newest is None:
-            return 0.0
-        late = now - self._newest - self._mean - self.config.pause_s
-        return phi(late / self._deviation)
+        return 0.0 if self._newest is None else self._phi(now - self._newest)
 
     def judge(self, now: float) -> Verdict:
         """The verdict on phi at this moment."""
-        suspicion = self.suspicion(now)
+        return Verdict.ALIVE if self._newest is None else self.judge_silence(now - self._newest)
+
+    def judge_silence(self, silence_s: float) -> Verdict:
+        """The verdict on a silence of this length: for a watcher that does not count all of it against the node."""
+        suspicion = self._phi(silence_s)
         if suspicion >= self.config.dead_phi:
             return Verdict.DEAD
         return Verdict.SUSPECT if suspicion >= self.config.suspect_phi else Verdict.ALIVE
+
+    def _phi(self, silence_s: float) -> float:
+        return phi((silence_s - self._mean - self.config.pause_s) / self._deviation)
 
     def _learned(self) -> tuple[float, float]:
         """Mean and deviation of the intervals in the window.

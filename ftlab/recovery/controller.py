@@ -85,7 +85,7 @@ class Controller:
                 self.hearing.steps(current, node, message.steps)
             if message.output:
                 self.on_output(name, message.output)
-            node.beats += 1
+            self.roster.beat(node)
             if node.beats % _ACK_EVERY == 0:
                 ledger = job.ledger if job else None
                 node.send(messages.Ack(generation=ledger.generation if ledger else 0,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ftlab import messages
 from ftlab.config import ClusterConfig
 from ftlab.events import EventLog
+from ftlab.health.detector import PhiConfig, PhiDetector
 from ftlab.health.heartbeat import FixedTimeout
 from ftlab.membership import Verdict
 from ftlab.recovery.views import NodeView
@@ -38,6 +39,7 @@ class Roster:
         self.config, self.log, self.provider, self.later, self.on_death = config, log, provider, later, on_death
         self.nodes: dict[str, NodeView] = {}
         self.detector = FixedTimeout(suspect_s=config.suspect_s, dead_s=config.dead_s)
+        self._phi = PhiConfig(first_s=config.heartbeat_s, pause_s=config.suspect_s - config.heartbeat_s)
         self._next_number = 0
 
     def get(self, name: str) -> NodeView | None:
@@ -84,6 +86,7 @@ class Roster:
         node.address, node.pid, node.instance = hello.address, hello.pid, hello.instance
         node.replica_port = hello.replica_port
         node.link, node.drop_link, node.heard, node.verdict = link, drop_link, time.monotonic(), Verdict.ALIVE
+        node.rhythm = PhiDetector(self._phi) if self.config.detector == "phi" else None
         node.job = "" if fresh else hello.job
         if fresh:
             node.workers, node.born = {}, generation
@@ -106,6 +109,12 @@ class Roster:
         if node.verdict == Verdict.SUSPECT:
             node.verdict = Verdict.ALIVE
         return node
+
+    def beat(self, node: NodeView) -> None:
+        """What a node said was a heartbeat."""
+        node.beats += 1
+        if node.rhythm is not None:
+            node.rhythm.heard(node.heard)
 
     def unlinked(self, name: str, link: object) -> None:
         """A node's link closed: it may be gone, or only the link; silence will tell."""
@@ -136,7 +145,7 @@ class Roster:
             self._judge_silence(node, now - node.heard)
 
     def _judge_silence(self, node: NodeView, silence: float) -> None:
-        verdict = self.detector.judge(silence)
+        verdict = node.rhythm.judge_silence(silence) if node.rhythm else self.detector.judge(silence)
         if verdict == Verdict.DEAD:
             self._bury(node, f"no heartbeat for {silence:.2f} s", evidence=node.heard)
         elif verdict == Verdict.SUSPECT and node.verdict == Verdict.ALIVE:

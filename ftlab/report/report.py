@@ -26,8 +26,8 @@ class Report:
     def of(name: str, events: Sequence[Event], *, config: dict[str, Any], values: dict[int, Any] | None = None,
            **more: Any) -> Report:
         """The report of one job."""
-        facts = {"drill": name, "backend": "process", "nodes": config["nodes"], "spares": config["spares"],
-                 **measure(events)}
+        facts = {"drill": name, "backend": config.get("backend", "process"), "nodes": config["nodes"],
+                 "spares": config["spares"], **measure(events)}
         end = next((event for event in reversed(events) if event.kind == "job.finished"), None)
         facts["recovered"] = bool(end and end.data["status"] == "finished")
         facts["digest"] = end.data.get("digest") if end else None

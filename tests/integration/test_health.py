@@ -235,3 +235,12 @@ def test_what_travels_beside_the_state_is_no_part_of_its_digest():
 
     state.rider = Rider()
     assert state.digest() == before and state.capture()["rider"] == {"pieces": 4}
+
+
+def test_a_cluster_may_go_by_the_rhythm_of_heartbeats():
+    with ftlab.Cluster(nodes=3, spares=1, echo=None, detector="phi") as cluster:
+        wanted = cluster.submit(trains.network).result(timeout=60)
+        report = run_with(cluster, trains.network, faults.hang("rank-1", at_step=20))
+        assert report.digest == wanted.digest and report.recoveries == 1
+        (died,) = [event for event in report.events if event.kind == "node.died"]
+        assert "no heartbeat for" in died.data["reason"]

@@ -1,0 +1,207 @@
+"""Clusters of containers: what a node is, what it may do, how it ends, and that nothing stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import ftlab
+from ftlab import CheckpointConfig, faults
+from ftlab.cluster import engine
+from ftlab.errors import ClusterError, ConfigError
+from tests import trains
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ftlab.Cluster]:
+    if engine.available():
+        yield None  # the test is skipped before it asks
+        return
+    with ftlab.Cluster(nodes=2, spares=1, backend="docker", memory_mb=1500, cpus=1.5, echo=None) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client():
+    with engine.connect() as client:
+        yield client
+
+
+def containers(client, cluster) -> list[dict]:
+    [things] = engine.owned(client, cluster.name)
+    return [client.inspect_container(name) for name in things.containers]
+
+
+def test_both_backends_end_in_the_same_bits(cluster):
+    with ftlab.Cluster(nodes=2, spares=0, echo=None) as processes:
+        wanted = processes.submit(trains.everything, steps=30).result(timeout=60)
+    report = cluster.submit(trains.everything, steps=30).result(timeout=60)
+    assert wanted.digest and report.digest == wanted.digest
+    assert (wanted.backend, report.backend) == ("process", "docker")
+
+
+def test_a_node_is_locked_up(cluster, client):
+    for each in containers(client, cluster):
+        host = each["HostConfig"]
+        assert each["Config"]["User"].split(":")[0] not in ("", "0", "root")
+        assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and not host["CapAdd"] and not host["Privileged"]
+        assert "no-new-privileges" in host["SecurityOpt"]
+        assert host["Memory"] == host["MemorySwap"] == 1500 << 20
+        assert host["CpuQuota"] / host["CpuPeriod"] == 1.5
+        assert not any("docker.sock" in bind for bind in host["Binds"])
+        assert cluster.token not in json.dumps(each), "whoever may inspect a container would hold the token"
+        writable = [mount["Destination"] for mount in each["Mounts"] if mount["RW"]]
+        assert len(writable) == 1 and writable[0].endswith("/logs")
+
+
+def test_a_train_function_sees_its_own_container(cluster):
+    def look(ctx):
+        import os
+        import socket
+
+        import torch
+
+        ctx.protect(model=torch.nn.Linear(2, 2))
+        for _ in ctx.steps(1):
+            with ctx.step():
+                pass
+        try:
+            open("/usr/written", "w").close()
+        except OSError as error:
+            return socket.gethostname(), os.getuid(), type(error).__name__
+
+    values = cluster.submit(look).result(timeout=60).values.values()
+    assert len({name for name, _, _ in values}) == 2
+    assert all(uid != 0 and problem in ("OSError", "PermissionError") for _, uid, problem in values)
+
+
+def test_the_controller_listens_on_the_loopback_and_the_bridge_only(cluster, client):
+    [things] = engine.owned(client, cluster.name)
+    [network] = things.networks
+    gateway = client.inspect_network(network)["IPAM"]["Config"][0]["Gateway"]
+    pid = next(event.data["pid"] for event in reversed(cluster.events) if event.kind == "controller.started")
+    listening = subprocess.run(["cat", f"/proc/{pid}/net/tcp"], capture_output=True, text=True, check=True).stdout
+    inodes = {os.readlink(f"/proc/{pid}/fd/{fd}")[8:-1] for fd in os.listdir(f"/proc/{pid}/fd")
+              if os.readlink(f"/proc/{pid}/fd/{fd}").startswith("socket:[")}
+    rows = [line.split() for line in listening.splitlines()[1:]]
+    found = {".".join(str(byte) for byte in reversed(bytes.fromhex(row[1].split(":")[0])))
+             for row in rows if row[3] == "0A" and row[9] in inodes}
+    assert found == {"127.0.0.1", gateway}
+
+
+def test_a_killed_container_is_replaced_by_the_spare_and_removed(cluster, client):
+    wanted = cluster.submit(trains.everything, steps=60).result(timeout=60).digest
+    job = cluster.submit(trains.everything, steps=60)
+    pending = cluster.inject(faults.kill("rank-1", at_step=20))
+    report = job.result(timeout=60)
+    receipt = pending.wait().receipt
+    assert (receipt["status"], receipt["exit_code"], receipt["engine_status"]) == ("killed by SIGKILL", 137, "exited")
+    assert receipt["left"] == []
+    assert (report.digest, report.recoveries) == (wanted, 1)
+    victim = f"{cluster.name}-{pending.wait().target}"
+    deadline = time.monotonic() + 10
+    while any(victim in things.containers for things in engine.owned(client, cluster.name)):
+        assert time.monotonic() < deadline, f"{victim} was not removed"
+        time.sleep(0.1)
+
+
+def test_an_unshared_folder_for_checkpoints_is_refused(cluster, tmp_path):
+    with pytest.raises(ConfigError, match="do not see"):
+        cluster.submit(trains.plain, checkpoint=CheckpointConfig(directory=str(tmp_path)))
+
+
+def test_two_clusters_side_by_side_and_a_new_container_when_there_is_no_spare(nothing_of_ours_stays, tmp_path):
+    tmp_path.chmod(0o777)
+    options = {"nodes": 2, "spares": 0, "backend": "docker", "echo": None}
+    with ftlab.Cluster(**options) as one, ftlab.Cluster(**options, share=[str(tmp_path)]) as two:
+        jobs = [one.submit(trains.everything, steps=150),
+                two.submit(trains.everything, steps=60, checkpoint=CheckpointConfig(directory=str(tmp_path), every=10))]
+        pending = one.inject(faults.kill("rank-0", at_step=20))
+        reports = [job.result(timeout=90) for job in jobs]
+        assert pending.wait().receipt["status"] == "killed by SIGKILL"
+        assert reports[0].recoveries == 1 and reports[1].recoveries == 0
+        created = [event for event in one.events if event.kind == "node.created"]
+        assert len(created) == 3 and all(event.data["start_s"] > 0 for event in created)
+        assert any(tmp_path.iterdir()), "nothing was saved to the shared folder"
+        addresses = [{event.data["address"] for event in each.events if event.kind == "node.joined"}
+                     for each in (one, two)]
+        assert not addresses[0] & addresses[1]
+
+
+_OWNER = """
+import sys, time, ftlab
+cluster = ftlab.Cluster(nodes=1, spares=0, backend="docker", echo=None)
+print(cluster.name, cluster._launcher.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def owner() -> Iterator[tuple[subprocess.Popen, str, int]]:
+    process = subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        name, launcher = process.stdout.readline().split()
+        yield process, name, int(launcher)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(condition, seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def test_an_owner_that_is_killed_leaves_nothing(owner, client):
+    process, name, _ = owner
+    assert engine.owned(client, name)
+    process.kill()
+    wait_for(lambda: not engine.owned(client, name), 15, "containers or networks stayed")
+
+
+def test_nodes_end_themselves_when_the_launcher_is_killed_and_reap_removes_the_rest(owner, client):
+    process, name, launcher = owner
+    os.kill(launcher, signal.SIGKILL)
+
+    def states() -> list[str]:
+        return [client.inspect_container(each)["State"]["Status"] for things in engine.owned(client, name)
+                for each in things.containers]
+
+    wait_for(lambda: set(states()) == {"exited"}, 20, f"nodes run without a launcher: {states()}")
+    process.kill()
+    process.wait()
+    done = subprocess.run([sys.executable, "-m", "ftlab.cli.main", "reap", "--json"], capture_output=True, text=True,
+                          timeout=60, check=True)
+    [row] = [row for row in json.loads(done.stdout)["reaped"] if row["cluster"] == name]
+    assert len(row["containers"]) == 1 and len(row["networks"]) == 1
+    assert engine.owned(client, name) == []
+
+
+def test_what_is_not_ours_is_never_touched(client, nothing_of_ours_stays):
+    from ftlab.cluster.image import ensure_empty
+
+    strangers = client.create_container(ensure_empty(client), ["/none"], labels={"somebody": "else"})["Id"]
+    try:
+        with ftlab.Cluster(nodes=1, spares=0, backend="docker", echo=None):
+            pass
+        subprocess.run([sys.executable, "-m", "ftlab.cli.main", "reap"], timeout=60, check=True, capture_output=True)
+        assert client.inspect_container(strangers)["State"]["Status"] == "created"
+    finally:
+        client.remove_container(strangers, force=True)
+
+
+def test_more_memory_than_there_is_is_refused_before_anything_starts(nothing_of_ours_stays):
+    with pytest.raises(ClusterError, match="the engine has"):
+        ftlab.Cluster(nodes=4, spares=1, backend="docker", memory_mb=10_000_000, echo=None)
