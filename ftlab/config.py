@@ -61,6 +61,7 @@ class ClusterConfig(_Checked):
     suspect_s: float = 0.3  # silence after which a node is SUSPECT
     dead_s: float = 0.55  # silence after which a node is DEAD
     detector: str = "timeout"  # "timeout": by the two times above; "phi": by how regular a node's heartbeats were
+    crowd_s: float = 2.5  # the same while most nodes are silent at once: a busy machine is likelier than so many deaths
     lease_s: float = 5.0  # a node that has not heard the controller for so long stops training by itself
     stall_floor_s: float = 1.0  # a step is never called stalled before this
     stall_factor: float = 8.0  # a step is stalled after so many typical step times

@@ -132,7 +132,14 @@ class Roster:
         self.nodes.pop(name, None)
 
     def judge(self, now: float, late: float) -> None:
-        """Look at everybody's silence; `late` is how much longer than planned nobody looked."""
+        """Look at everybody's silence; `late` is how much longer than planned nobody looked.
+
+        While most nodes are silent at once, the machine or the network is the likelier cause, and nobody is given up
+        before `crowd_s`: a cluster that buries all its nodes for a moment of load has lost its state.
+        """
+        members = [node for node in self.nodes.values() if node.joined and node.verdict != Verdict.DEAD]
+        silent = sum(self._verdict(node, now - node.heard - late) == Verdict.DEAD for node in members)
+        crowd = silent > 1 and 2 * silent > len(members)
         for node in list(self.nodes.values()):
             node.heard = min(now, node.heard + late) if late else node.heard
             node.started += late
@@ -142,10 +149,15 @@ class Roster:
                 if now - node.started > self.config.start_timeout_s:
                     self._bury(node, f"did not come up in {self.config.start_timeout_s:g} s", evidence=node.started)
                 continue
-            self._judge_silence(node, now - node.heard)
+            self._judge_silence(node, now - node.heard, crowd)
 
-    def _judge_silence(self, node: NodeView, silence: float) -> None:
-        verdict = node.rhythm.judge_silence(silence) if node.rhythm else self.detector.judge(silence)
+    def _verdict(self, node: NodeView, silence: float) -> Verdict:
+        return node.rhythm.judge_silence(silence) if node.rhythm else self.detector.judge(silence)
+
+    def _judge_silence(self, node: NodeView, silence: float, crowd: bool) -> None:
+        verdict = self._verdict(node, silence)
+        if verdict == Verdict.DEAD and crowd and silence < min(self.config.crowd_s, self.config.lease_s):
+            verdict = Verdict.SUSPECT
         if verdict == Verdict.DEAD:
             self._bury(node, f"no heartbeat for {silence:.2f} s", evidence=node.heard)
         elif verdict == Verdict.SUSPECT and node.verdict == Verdict.ALIVE:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ftlab.cluster import engine, image
+from ftlab.config import runs_dir
 from tests.conftest import require
 
 
@@ -22,8 +23,9 @@ def _with_engine(_engine: str, no_leaks: None) -> None:
 
 @pytest.fixture
 def nothing_of_ours_stays(_with_engine: None) -> Iterator[None]:
-    """For tests that start clusters of their own: fail when a container or a network is left."""
+    """For tests that start clusters of their own: fail when a container or a network is left (by this run
+    of the tests; others may use the engine too)."""
     before = {each.cluster for each in engine.look()}
     yield
-    left = [each for each in engine.look() if each.cluster not in before]
+    left = [each for each in engine.look() if each.cluster not in before and runs_dir() in each.folder.parents]
     assert not left, f"left in the engine: {left}"

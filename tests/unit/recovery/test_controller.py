@@ -101,6 +101,33 @@ def test_a_silent_node_is_suspected_then_dead_and_the_spare_takes_its_very_seat(
     assert world.provider.started == []
 
 
+def test_when_most_nodes_fall_silent_at_once_the_machine_is_suspected_first(make_world):
+    world = make_world(nodes=3, spares=1)
+    job = world.start(steps=3)
+    world.silent = {"node-0", "node-1", "node-2"}
+    world.pass_time(1.5)
+    assert [world.verdict(name) for name in sorted(world.silent)] == ["SUSPECT"] * 3 and job.status == RUNNING
+    world.silent = set()
+    world.pass_time(0.3)
+    assert job.status == RUNNING and job.generation == 1 and world.events("node.died") == []
+
+
+def test_most_nodes_that_stay_silent_are_dead_in_the_end(make_world):
+    world = make_world(nodes=3, spares=1)
+    world.start(steps=3)
+    world.silent = {"node-0", "node-1", "node-2"}
+    world.pass_time(2.7)
+    assert {event.source for event in world.events("node.died")} == world.silent
+
+
+def test_half_of_the_nodes_are_given_up_as_soon_as_one(make_world):
+    world = make_world(nodes=3, spares=1)
+    world.start(steps=3)
+    world.silent = {"node-1", "node-2"}
+    world.pass_time(0.7)
+    assert {event.source for event in world.events("node.died")} == world.silent
+
+
 def test_a_restored_world_runs_again_and_the_record_tells_how_it_got_there(make_world):
     world = make_world(nodes=2, spares=1)
     job = world.start(steps=3)
