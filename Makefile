@@ -44,7 +44,7 @@ test: $(STAMP)
 check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy ftlab
-	@$(BIN)/python -m pytest tests/law tests/unit -q $(ARGS)
+	@$(BIN)/python -m pytest tests/law tests/unit -q -n auto $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache *.egg-info .coverage htmlcov

@@ -72,6 +72,25 @@ def network(ctx: Any, steps: int = 60, step_s: float = 0.01, ddp: bool = False, 
             ctx.report(loss=loss)
 
 
+def deaf(ctx: Any, rank: int) -> None:
+    """As `network`, but the first time that a spoiled step is decided on, the world breaks before one rank hears it."""
+    from ftlab.policy import Action
+    from ftlab.train import context
+
+    agree, missed = context.ranks.agree, []
+
+    def miss_the_answer(answer: Any) -> Any:
+        answer = agree(answer)
+        if isinstance(answer, Action) and ctx.rank == rank and not missed:
+            missed.append(answer)
+            ctx._session.group.sever()
+            raise RuntimeError("connection closed by peer")
+        return answer
+
+    context.ranks.agree = miss_the_answer
+    network(ctx)
+
+
 def poison_newest(folder: str) -> str:
     """Save what `network` has saved last once more, with NaN in its weights; the name of that checkpoint."""
     from ftlab import CheckpointManager

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import socket
-from typing import TypeVar
+import zlib
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,6 +40,20 @@ def agree_on(flag: bool) -> bool:
     answer = torch.tensor([int(flag)])
     dist.broadcast(answer, src=0)
     return bool(answer.item())
+
+
+def gather_different(value: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every rank's value, if they differ; nothing if all are the same, which costs one small collective."""
+    if not _grouped() or dist.get_world_size() == 1:
+        return []
+    mine = torch.tensor([zlib.crc32(json.dumps(value, sort_keys=True).encode())])
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, mine)
+    if len({int(row) for row in rows}) == 1:
+        return []
+    values: list[dict[str, Any]] = [{}] * len(rows)
+    dist.all_gather_object(values, value)
+    return values
 
 
 def open_shared(url: str) -> Storage:

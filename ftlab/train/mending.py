@@ -8,7 +8,7 @@ replacements and into checkpoints, but is no part of the state's digest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftlab import policy as acts
@@ -69,6 +69,17 @@ class Book:
         mine, theirs = self.notes.get("spent", {}), other.notes.get("spent", {})
         spent = {cause: max(mine.get(cause, []), theirs.get(cause, []), key=len) for cause in {*mine, *theirs}}
         return {"passed_over": sorted({*self.passed_over, *other.passed_over}), "spent": spent}
+
+    @classmethod
+    def of_all(cls, books: Sequence[Book]) -> Book:
+        """One book for all ranks: when the world breaks while an answer travels, some have heard it and some have not.
+        A rank that passed over a batch which the others train on would be a step ahead of them for ever."""
+        first, *others = books
+        notes = dict(first.notes)
+        for other in others:
+            notes.update(Book(notes).merged_with(other))
+        most = max(books, key=lambda book: book.pieces).notes
+        return cls({**notes, **{name: most[name] for name in ("pieces", "good", "patience") if name in most}})
 
     def is_passed_over(self, step: int) -> bool:
         """Whether a step's batch is not to be trained on; asked in every step."""

@@ -30,7 +30,7 @@ from ftlab.messages import Place
 from ftlab.policy import Rollback
 from ftlab.train.ladder import Ladder, Note
 from ftlab.train.link import WorkerLink
-from ftlab.train.mending import Mender
+from ftlab.train.mending import Book, Mender
 from ftlab.train.saver import Saver
 from ftlab.train.sharded import ShardedJob
 from ftlab.train.status import StatusPage
@@ -228,8 +228,12 @@ class Session:
         self._settle()
 
     def _settle(self) -> None:
-        """The state is there: training can go on."""
-        if self._split and self.mender is not None:
+        """The state is there: training can go on, once all ranks remember the same."""
+        assert self.mender is not None
+        books = ranks.gather_different(self.mender.book.notes)
+        if books:
+            self.mender.book = Book.of_all([Book(notes) for notes in books])
+        if self._split:
             self.mender.book.split()
         self._back_to, self._split = -1, False
         self._holds = self.synchronised = True
@@ -271,7 +275,7 @@ class Session:
         holders = [rank for rank, step in enumerate(steps) if step == newest] if newest >= 0 else [0]
         self.source = "live" if newest >= 0 else "initial"
         back = [rank for rank, row in enumerate(rows) if int(row[4]) >= 0]
-        if newest < 0 and back:
+        if back:  # also when the world broke before all had heard that they are to go back
             self._back_to = min(int(rows[rank][4]) for rank in back)
             holders, self.source = back[:1], "storage"
         elif newest < 0:

@@ -92,6 +92,22 @@ def test_a_policy_may_go_back_and_pass_over_the_batch(cluster, tmp_path):
     assert skipped == [at] and report.digest is not None and report.facts["steps"] == 60
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("answer", [Rollback(steps=8, skip=True), Skip()], ids=["go back", "skip"])
+def test_when_the_world_breaks_while_the_answer_travels_all_ranks_still_do_the_same(cluster, tmp_path, answer, rank):
+    def decided(snapshot, budgets):
+        return answer if snapshot.failures[0].cause == "numbers" else decide(snapshot, budgets)
+
+    report = run_with(cluster, trains.deaf, faults.nan("rank-1", at_step=33), decided, rank=rank,
+                      checkpoint=CheckpointConfig(directory=str(tmp_path), every=10))
+    (bad,) = [row["step"] for row in report.facts["spoiled"]]
+    loaded = [event.step for event in report.events if event.kind == "checkpoint.loaded"]
+    assert loaded == ([20] if isinstance(answer, Rollback) else []) and report.recoveries == 1
+    skipped = [event.step - 1 for event in report.events
+               if event.kind == "step.committed" and event.data.get("skipped")]
+    assert skipped == [bad] and report.facts["steps"] == 60 and report.digest is not None, "all ranks agree"
+
+
 def test_a_checkpoint_whose_numbers_turn_bad_at_once_is_condemned_and_an_older_one_used(cluster, undisturbed, tmp_path):
     saving = CheckpointConfig(directory=str(tmp_path), every=10, keep_last_n=10)
     cluster.submit(trains.network, 30, checkpoint=saving).result(timeout=90)

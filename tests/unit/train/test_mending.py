@@ -55,6 +55,16 @@ def test_memory_that_cannot_be_had_in_smaller_pieces_ends_the_job_with_advice():
     assert isinstance(ended, OutOfMemory) and "data.shards" in ended.hint
 
 
+def test_ranks_that_remember_different_things_end_with_one_book():
+    """The world broke while an answer travelled: rank 2 heard it, the others did not."""
+    unaware, aware = {"loaded": "a", "spent": {"numbers": [3]}}, {"passed_over": [34], "spent": {"numbers": [3, 34]}}
+    cut = {"pieces": 4, "good": 7, "patience": 400}
+    book = Book.of_all([Book(unaware), Book(cut), Book(aware)])
+    assert book.notes == {"loaded": "a", "passed_over": [34], "spent": {"numbers": [3, 34]}, **cut}
+    assert Book.of_all([Book(aware), Book(unaware)]).passed_over == [34]
+    assert unaware == {"loaded": "a", "spent": {"numbers": [3]}}, "nobody's own notes were changed"
+
+
 @pytest.mark.parametrize("policy", [lambda snapshot, budgets: None, lambda snapshot, budgets: 1 / 0,
                                     lambda snapshot, budgets: Rollback()])
 def test_nonsense_of_a_policy_is_an_error_and_not_raised_in_the_middle(policy):
