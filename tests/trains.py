@@ -91,6 +91,19 @@ def deaf(ctx: Any, rank: int) -> None:
     network(ctx)
 
 
+def uneven(ctx: Any) -> None:
+    """One rank takes fewer steps than the others, who wait for it."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ctx.protect(model=model, optimizer=optimizer)
+    x, y = _data()
+    for _ in ctx.steps(30 if ctx.rank else 20):
+        with ctx.step():
+            ctx.backward(nn.functional.cross_entropy(model(x[:16]), y[:16]))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def poison_newest(folder: str) -> str:
     """Save what `network` has saved last once more, with NaN in its weights; the name of that checkpoint."""
     from ftlab import CheckpointManager

@@ -21,6 +21,7 @@ class Standing(StrEnum):
     WAITING = "waiting for the other ranks"
     OUTSIDE = "between two steps"
     RECOVERING = "waiting for the next generation"
+    DONE = "done with all its steps"
     IDLE = "idle"
 
 
@@ -84,8 +85,9 @@ def find_stalled(workers: Iterable[Sighting], now: float, limit_s: float, outsid
 
 
 def all_waiting(workers: Iterable[Sighting], generation: int, now: float, limit_s: float) -> bool:
-    """Whether every worker waits for the others, for longer than a step may take: the group itself is broken."""
-    seen = list(workers)
-    return bool(seen) and all(
+    """Whether the workers wait for one another, or for one that is done, for longer than a step may take: the group
+    itself is broken, or its ranks have lost step."""
+    going = [worker for worker in workers if worker.standing != Standing.DONE]
+    return bool(going) and all(
         worker.standing == Standing.WAITING and worker.generation == generation and now - worker.since > limit_s
-        for worker in seen)
+        for worker in going)

@@ -14,7 +14,8 @@ from ftlab.messages import Place
 
 _TRAINING = {Place.OUTSIDE, Place.COMPUTING, Place.COMMUNICATING}
 _STANDINGS = {Place.OUTSIDE: Standing.OUTSIDE, Place.COMPUTING: Standing.COMPUTING,
-              Place.COMMUNICATING: Standing.WAITING, Place.RECOVERING: Standing.RECOVERING}
+              Place.COMMUNICATING: Standing.WAITING, Place.RECOVERING: Standing.RECOVERING,
+              Place.FINISHED: Standing.DONE}
 
 
 @dataclass

@@ -219,6 +219,12 @@ def test_a_stuck_rank_is_caught_with_the_line_it_is_in(cluster, undisturbed, tmp
     assert report.digest == cluster.submit(trains.stuck, str(tmp_path / "marker")).result(timeout=90).digest
 
 
+def test_ranks_that_take_different_numbers_of_steps_end_in_an_error_and_not_in_silence(cluster):
+    with pytest.raises(RecoveryExhausted, match="link") as ended:
+        cluster.submit(trains.uneven, budgets={"link": 2}).result(timeout=90)
+    assert ended.value.cause == "link" and "wait for one" in str(ended.value)
+
+
 @pytest.mark.parametrize(("kind", "words"), [("vector", "loss.mean"), ("whole", "counts")])
 def test_a_loss_that_cannot_be_one_is_refused_with_advice(cluster, kind, words):
     with pytest.raises(HealthError) as refusal:

@@ -7,7 +7,8 @@ import pytest
 from ftlab.health.progress import Limits, Sighting, Standing, StepClock, all_waiting, find_stalled
 
 LIMITS = Limits(floor_s=1.0, factor=8.0, first_step_s=300.0)
-COMPUTING, WAITING, OUTSIDE, IDLE = Standing.COMPUTING, Standing.WAITING, Standing.OUTSIDE, Standing.IDLE
+COMPUTING, WAITING, OUTSIDE = Standing.COMPUTING, Standing.WAITING, Standing.OUTSIDE
+DONE, IDLE = Standing.DONE, Standing.IDLE
 
 
 def clock(step_s: float, steps: int = 20) -> StepClock:
@@ -122,6 +123,10 @@ def test_the_one_who_holds_the_others_up_is_named_and_his_victims_are_not():
     ([seen(WAITING, 100.0), seen(WAITING, 100.0, 1, generation=2)], False),
     ([seen(WAITING, 100.0), seen(OUTSIDE, 100.0, 1)], False),
     ([seen(WAITING, 100.0), seen(IDLE, 100.0, 1)], False),
-], ids=["nobody", "all", "one computes", "one only just", "one in another generation", "one outside", "one idle"])
+    ([seen(WAITING, 100.0), seen(DONE, 100.0, 1)], True),
+    ([seen(WAITING, 104.5), seen(DONE, 100.0, 1)], False),
+    ([seen(DONE, 100.0), seen(DONE, 100.0, 1)], False),
+], ids=["nobody", "all", "one computes", "one only just", "one in another generation", "one outside", "one idle",
+        "for one that is done", "only just for one that is done", "all are done"])
 def test_a_group_is_broken_when_all_its_ranks_wait_for_one_another(workers, broken):
     assert all_waiting(workers, generation=1, now=105.0, limit_s=1.0) is broken
