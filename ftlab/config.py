@@ -17,6 +17,9 @@ from ftlab.errors import ConfigError
 CLUSTER_LABEL = "FTLAB_CLUSTER"  # every process of a cluster carries it in its environment
 FOLDER_LABEL = "FTLAB_FOLDER"  # and this: the cluster's folder
 BACKENDS = ("process", "docker")
+DISK = "/disk"  # where containers see the small disk that they share, if there is one
+QUIET: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+                            "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 MAX_MESSAGE_BYTES = 4 << 20  # one message on a link
 MAX_CODE_BYTES = 256 << 20  # one pickled train function
 
@@ -53,6 +56,7 @@ class ClusterConfig(_Checked):
     cpus: float | None = None  # cores that each container may use; None: all
     gpus: int | None = None  # GPUs that each container is given, by the engine's device requests
     share: tuple[str, ...] = ()  # folders that containers see under the same name, and may write to
+    disk_mb: int | None = None  # a small disk that all containers share, at /disk, and that can fill up; None: none
     image: str = ""  # of the containers; empty: none is built, they see this environment read-only (Linux)
     port: int = 0  # the controller's port on 127.0.0.1; 0 picks a free one
     replace: bool = True  # start a new node when no spare is left; else the job shrinks
@@ -67,7 +71,7 @@ class ClusterConfig(_Checked):
     stall_factor: float = 8.0  # a step is stalled after so many typical step times
     outside_limit_s: float = 60.0  # the same limit for work between two steps
     first_step_limit_s: float = 300.0  # the same limit before the step time is known
-    start_timeout_s: float = 60.0  # for all nodes to come up
+    start_timeout_s: float = 120.0  # for all nodes to come up; five imports of torch at once take a busy machine long
     restore_limit_s: float = 120.0  # from new seats to the first step; then the group is built again
     reclaim_s: float = 10.0  # a DEAD node that has not come back by then is removed
 
@@ -94,7 +98,7 @@ class ClusterConfig(_Checked):
     def _check_containers(self) -> None:
         self.require(self.backend in BACKENDS, f"backend {self.backend!r} is not available: it is one of "
                                                f"{', '.join(BACKENDS)}")
-        for name in ("memory_mb", "cpus", "gpus", "share", "image"):
+        for name in ("memory_mb", "cpus", "gpus", "share", "disk_mb", "image"):
             self.require(self.backend == "docker" or not getattr(self, name), f"{name} needs backend='docker': "
                          f"processes share this machine's memory, cores and files")
         self.require(self.memory_mb is None or self.memory_mb >= 256, f"memory_mb must be at least 256: torch alone "
@@ -102,6 +106,8 @@ class ClusterConfig(_Checked):
         self.require(self.cpus is None or self.cpus >= 0.05, f"cpus must be at least 0.05: heartbeats would come too "
                                                              f"late (got {self.cpus})")
         self.require(self.gpus is None or self.gpus >= 1, f"gpus must be at least 1, or None (got {self.gpus})")
+        self.require(self.disk_mb is None or self.disk_mb >= 1, f"disk_mb must be at least 1, or None (got "
+                                                                f"{self.disk_mb})")
         self.require(not isinstance(self.share, str), "share must be a list of folders, not one string")
         object.__setattr__(self, "share", tuple(self.share))  # a list, from JSON or from a notebook
         relative = [each for each in self.share if not Path(each).is_absolute()]
@@ -224,6 +230,46 @@ class JobConfig(_Checked):
         return {**DEFAULT_BUDGETS, **self.budgets}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(_Checked):
+    """A controller or a node in a container that somebody else owns, such as compose."""
+
+    token: str  # FTLAB_TOKEN: what everybody must show who talks to the controller
+    controller: str = "http://controller:7070"  # FTLAB_CONTROLLER: where nodes find it
+    port: int = 7070  # FTLAB_PORT: where the controller listens, at its container's address
+    nodes: int = 2  # FTLAB_NODES: how many train; all others are spares
+    procs_per_node: int = 1  # FTLAB_PROCS: workers on each node
+    state: str = "/state"  # FTLAB_STATE: where the controller keeps its journal
+    share: str = "/checkpoints"  # FTLAB_SHARE: the folder that all nodes share
+    dead_s: float = 2.0  # FTLAB_DEAD_S: silence after which a node is DEAD; nobody else tells of its end
+
+    def __post_init__(self) -> None:
+        self.require(len(self.token) >= 16, "FTLAB_TOKEN must hold at least 16 characters: whoever guesses it runs "
+                                            "code on the nodes")
+        self.require(self.controller.startswith(("http://", "https://")), f"FTLAB_CONTROLLER must be a URL (got "
+                                                                          f"{self.controller!r})")
+        self.require(0.5 <= self.dead_s <= 20, f"FTLAB_DEAD_S must be between 0.5 and 20: nodes stop by themselves "
+                                               f"after 30 s without a controller (got {self.dead_s})")
+        self.require(0 < self.port < 65536, f"FTLAB_PORT must be between 1 and 65535 (got {self.port})")
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """The settings of this container; takes the token out of the environment, so that workers do not inherit it."""
+        names = {"token": "FTLAB_TOKEN", "controller": "FTLAB_CONTROLLER", "port": "FTLAB_PORT", "nodes": "FTLAB_NODES",
+                 "procs_per_node": "FTLAB_PROCS", "state": "FTLAB_STATE", "share": "FTLAB_SHARE",
+                 "dead_s": "FTLAB_DEAD_S"}
+        given: dict[str, Any] = {key: os.environ[name] for key, name in names.items() if os.environ.get(name)}
+        os.environ.pop("FTLAB_TOKEN", None)
+        kinds = {"port": int, "nodes": int, "procs_per_node": int, "dead_s": float}
+        for key in set(kinds) & set(given):
+            try:
+                given[key] = kinds[key](given[key])
+            except ValueError:
+                what = "whole number" if kinds[key] is int else "number"
+                raise ConfigError(f"{names[key]} must be a {what} (got {given[key]!r})") from None
+        return cls(**{"token": "", **given})
+
+
 def runs_dir() -> Path:
     """The folder, private to this user, that holds one folder per running cluster."""
     return Path(os.environ.get("FTLAB_RUNS") or Path(tempfile.gettempdir()) / f"ftlab-{os.getuid()}")
@@ -236,9 +282,7 @@ def child_environment(cluster: str, folder: Path) -> dict[str, str]:
 
 def quiet_environment(cluster: str, folder: Path) -> dict[str, str]:
     """What every process of a cluster is given: labels, and one thread until a worker decides otherwise."""
-    quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
-             "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return {**quiet, CLUSTER_LABEL: cluster, FOLDER_LABEL: str(folder)}
+    return {**QUIET, CLUSTER_LABEL: cluster, FOLDER_LABEL: str(folder)}
 
 
 def docker_host() -> str:

@@ -63,7 +63,8 @@ def reap(arguments: argparse.Namespace) -> int:
     removed = reap_leftovers()
     rows = [{"cluster": each.cluster, "pids": list(each.pids), "folder": str(each.folder or ""),
              "containers": each.things.containers if each.things else [],
-             "networks": each.things.networks if each.things else []} for each in removed]
+             "networks": each.things.networks if each.things else [],
+             "volumes": each.things.volumes if each.things else []} for each in removed]
     _answer(arguments, {"reaped": rows}, "\n".join(each.describe() for each in removed) or "nothing to remove")
     return 0
 

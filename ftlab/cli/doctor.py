@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from ftlab.cluster.abilities import gaps
 from ftlab.cluster.engine import SOCKETS
 from ftlab.cluster.image import possible
 from ftlab.cluster.packets import available
@@ -265,14 +266,23 @@ def _containers() -> Finding:
         return Finding(name, None, "the docker package is not installed", 'pip install "ftlab[docker]"')
     reason = possible()
     if reason:
-        return Finding(name, None, reason, "build cluster/Dockerfile, then Cluster(backend='docker', image=...)")
+        return Finding(name, None, reason, "ftlab image build; or cluster/compose.yaml, where the controller is a "
+                       "container too")
     info = json.loads(_ask_engine(next(str(each) for each in SOCKETS if each.exists()), "/info")[1])
-    gaps = [words for key, words in (("MemoryLimit", "oom (no memory limits)"), ("CpuCfsQuota", "straggler (no CPU "
+    lacks = [words for key, words in (("MemoryLimit", "oom (no memory limits)"), ("CpuCfsQuota", "straggler (no CPU "
                                       "quota)")) if info.get(key) is False]
     detail = f"backend='docker' works, without a build: {info['NCPU']} CPUs, {info['MemTotal'] / GIB:.1f} GiB"
-    detail += f"; the engine cannot do {', '.join(gaps)}" if gaps else ""
-    return Finding(name, None if gaps else True, detail,
-                   "mount the memory and cpu cgroups, then start the engine again" if gaps else "")
+    detail += f"; the engine cannot do {', '.join(lacks)}" if lacks else ""
+    return Finding(name, None if lacks else True, detail,
+                   "mount the memory and cpu cgroups, then start the engine again" if lacks else "")
+
+
+def _faults() -> list[Finding]:
+    """The faults that cannot be done here, to nodes of each kind: the same tries as before an injection."""
+    kinds = [("processes", "process"), *([("containers", "docker")] if _docker().ok else [])]
+    return [Finding(f"faults of {nodes}", None if found else True,
+                    f"not here: {'; '.join(found)}" if found else "all of them can be done")
+            for nodes, backend in kinds for found in [gaps(backend)]]
 
 
 def _ping(path: str) -> str:
@@ -307,5 +317,5 @@ def _leftovers() -> Finding:
 
 CHECKS: tuple[Callable[[], Finding | list[Finding]], ...] = (
     _python, _torch, _cpus, _memory, _disk, _shared_memory, _open_files, _ports, _loopback, _fork, _packet_filters,
-    _cgroup, _gpus, _docker, _containers, _notebooks, _chromium, _leftovers,
+    _cgroup, _gpus, _docker, _containers, _faults, _notebooks, _chromium, _leftovers,
 )

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ftlab.cluster.cluster import choose_backend
-from ftlab.drill.drill import DRILLS, run_drill, run_random
+from ftlab.drill.drill import DRILLS, run_drill, run_random, unavailable
 from ftlab.report.page import report_page
 from ftlab.report.report import Report, report_table
 
 
 def drill(arguments: argparse.Namespace) -> int:
     """Run the drills that were asked for; 0 if every expectation held."""
-    names = list(DRILLS) if arguments.name == "all" else [arguments.name]
+    skipped = _impossible(arguments) if arguments.name == "all" else {}
+    for name, reason in skipped.items():
+        _say(f"[{name}] left out: {reason}")
+    names = [name for name in DRILLS if name not in skipped] if arguments.name == "all" else [arguments.name]
     reports: list[Report] = []
     twin: Report | None = None
     for name in names:
@@ -32,7 +35,8 @@ def drill(arguments: argparse.Namespace) -> int:
                                           encoding="utf-8")
     if arguments.json:
         facts = [report.facts for report in reports]
-        sys.stdout.write(json.dumps(facts[0] if len(facts) == 1 else {"drills": facts, "held": held}) + "\n")
+        body = {"drills": facts, "held": held, "left_out": skipped} if arguments.name == "all" else facts[0]
+        sys.stdout.write(json.dumps(body) + "\n")
     else:
         _say(f"every expectation held; repeat: {reports[-1].facts['repeat']}" if held else
              f"NOT everything held; repeat: {next(r.facts['repeat'] for r in reports if not r.facts['held'])}")
@@ -41,15 +45,25 @@ def drill(arguments: argparse.Namespace) -> int:
     return 0 if held else 1
 
 
+def _impossible(arguments: argparse.Namespace) -> dict[str, str]:
+    """The drills that this machine cannot run, and why; found out before anything is started."""
+    reasons = {name: unavailable(name, **_plan(name, arguments)) for name in DRILLS}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
 def _run_one(name: str, twin: Report | None, arguments: argparse.Namespace) -> Report:
-    plan: dict[str, Any] = {
+    plan = _plan(name, arguments)
+    if name == "random":
+        return run_random(faults=arguments.faults, twin=twin, **plan)
+    return run_drill(name, twin=twin, **plan)
+
+
+def _plan(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
         "nodes": arguments.nodes, "spares": arguments.spares, "procs_per_node": arguments.procs_per_node,
         "steps": arguments.steps, "step_s": arguments.step_ms / 1000, "seed": arguments.seed,
         "exact": arguments.exact, "way": arguments.way,
         "settings": {"backend": choose_backend(arguments.backend)}, "say": lambda text: _say(f"[{name}] {text}")}
-    if name == "random":
-        return run_random(faults=arguments.faults, twin=twin, **plan)
-    return run_drill(name, twin=twin, **plan)
 
 
 def _say(text: str) -> None:

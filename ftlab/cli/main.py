@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_drill(commands)
     _add_bench(commands)
     _add_checkpoints(commands)
+    _add_image(commands)
     demo = _add(commands, "demo", _demo, "a tour of about two minutes", "ftlab demo")
     demo.add_argument("--quick", action="store_true", help="only the first fault")
     return parser
@@ -87,8 +88,9 @@ def _add_clusters(commands: Any) -> None:
 def _add_drill(commands: Any) -> None:
     drill = _add(commands, "drill", _drill, "one experiment: break a cluster, measure, compare with an undisturbed "
                  "twin", "ftlab drill kill --seed 3 --json")
-    drill.add_argument("name", metavar="NAME", help="kill, crash, hang, stall, partition, controller, blackout, "
-                       "corrupt; `random` for a random schedule, `all` for one of each")
+    drill.add_argument("name", metavar="NAME", help="kill, crash, hang, stall, nan, oom, straggler, partition, split, "
+                       "link, disk, controller, blackout, corrupt; `random` for a random schedule, `all` for one of "
+                       "each that this machine can do")
     _add_size(drill)
     drill.add_argument("--steps", type=int, default=150, help="steps to train (default 150)")
     drill.add_argument("--step-ms", type=float, default=20.0, help="length of a step (default 20)")
@@ -96,7 +98,8 @@ def _add_drill(commands: Any) -> None:
     drill.add_argument("--faults", type=int, default=3, help="for random: how many (default 3)")
     drill.add_argument("--exact", action="store_true", help="identical bits even when the world changes size")
     drill.add_argument("--way", default="", help="of a fault that has several, e.g. nan: once, again; oom: allocation, "
-                                                 "kernel; corrupt: flip, truncate, swap (default: by the seed)")
+                                                 "kernel; corrupt: flip, truncate, swap (default: by the seed); "
+                                                 "partition and split: sends, receives (default: both ways)")
     drill.add_argument("--report", metavar="FILE.html", help="write the report as one self-contained file")
     drill.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -156,6 +159,22 @@ def _add_checkpoints(commands: Any) -> None:
         each.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
+def _add_image(commands: Any) -> None:
+    text = "the image of a node, for where this machine's own environment cannot be bound into containers"
+    group = commands.add_parser("image", help=text, description=text, epilog="example: ftlab image build --base BASE")
+    inner = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    build = _add(inner, "build", _image_build, "build it from cluster/Dockerfile, with packages that pip fetches here",
+                 "ftlab image build --base ftlab-base")
+    build.add_argument("--base", default="ftlab-base", help="an image with Python 3.11 or newer and venv, the same "
+                       "minor version as here (default ftlab-base, which cluster/base.sh makes)")
+    build.add_argument("--tag", default="ftlab-node", help="what to call it (default ftlab-node)")
+    build.add_argument("--no-wheels", action="store_true", help="let pip inside the build fetch the packages")
+    build.add_argument("--forget", action="store_true", help="remove what the build's stages left; the next build is "
+                       "slower")
+    build.add_argument("--verbose", action="store_true", help="show the builder's lines on stderr")
+    build.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
 # The commands import what they need themselves, so that `ftlab --help` answers at once.
 
 
@@ -200,6 +219,11 @@ def _checkpoints(name: str) -> Command:
         return int(getattr(checkpoints, name)(arguments))
 
     return run
+
+
+def _image_build(arguments: argparse.Namespace) -> int:
+    from ftlab.cli.images import build
+    return build(arguments)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

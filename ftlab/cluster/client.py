@@ -22,18 +22,20 @@ from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
 from ftlab.cluster.launcher_settings import SOCKET
-from ftlab.errors import BadToken, ClusterClosed, FtlabError, from_dict
+from ftlab.errors import BadToken, ClusterClosed, FaultUnavailable, FtlabError, from_dict
 from ftlab.events import Event
 
 _AWAY_S = 15.0  # how long a controller may be away before a question fails
+_FAR_AWAY_S = 60.0  # the same where its whole container may be being restarted
 _local = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
 
 
 class ApiClient:
     """Questions to the controller, and orders to the launcher."""
 
-    def __init__(self, url: str, token: str, folder: Path) -> None:
-        self.url, self.token, self.folder = url, token, folder
+    def __init__(self, url: str, token: str, folder: Path | None) -> None:
+        self.url, self.token, self.folder = url, token, folder  # no folder: no launcher of ours runs this cluster
+        self.away_s = _AWAY_S if folder else _FAR_AWAY_S
 
     def get(self, path: str) -> dict[str, Any]:
         """GET a JSON object."""
@@ -47,6 +49,10 @@ class ApiClient:
 
     def order(self, **request: Any) -> dict[str, Any]:
         """Have the launcher do something to the cluster's processes."""
+        if self.folder is None:
+            raise FaultUnavailable(
+                f"the cluster at {self.url} has no launcher: its nodes belong to whoever started them",
+                hint="break them yourself: docker kill, docker pause, docker network disconnect")
         try:
             with Client(str(self.folder / SOCKET), "AF_UNIX", authkey=self.token.encode()) as link:
                 link.send_bytes(json.dumps(request).encode())
@@ -61,7 +67,7 @@ class ApiClient:
 
     def _call(self, request: urllib.request.Request) -> dict[str, Any]:
         request.add_header("Authorization", f"Bearer {self.token}")
-        deadline = time.monotonic() + _AWAY_S
+        deadline = time.monotonic() + self.away_s
         while True:
             try:
                 with _local.open(request, timeout=_AWAY_S) as answer:
@@ -69,8 +75,9 @@ class ApiClient:
             except urllib.error.HTTPError as error:
                 raise self._refusal(error) from None
             except (OSError, ValueError) as error:  # the controller is being restarted, or gone
-                if not self.folder.exists() or time.monotonic() > deadline:
-                    raise ClusterClosed("the controller does not answer", seen=str(error)) from None
+                gone = self.folder is not None and not self.folder.exists()
+                if gone or time.monotonic() > deadline:
+                    raise ClusterClosed(f"the controller at {self.url} does not answer", seen=str(error)) from None
                 time.sleep(0.05)
 
     def _refusal(self, error: urllib.error.HTTPError) -> FtlabError:
@@ -88,6 +95,7 @@ class Follower:
         self.events: list[Event] = []
         self.output: deque[tuple[str, list[Any]]] = deque(maxlen=5000)
         self.changed = threading.Condition()
+        self._away_since: float | None = time.monotonic()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="ftlab-follower", daemon=True)
 
@@ -100,6 +108,11 @@ class Follower:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._task.cancel)
             self._thread.join(5)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the controller has been away for too long."""
+        return self._away_since is not None and time.monotonic() - self._away_since > _FAR_AWAY_S
 
     def wait_for(self, seq: int, timeout: float = _AWAY_S) -> None:
         """Block until the copy holds the event with this number; raises ClusterClosed if it does not come."""
@@ -124,10 +137,12 @@ class Follower:
                 request = HTTPRequest(f"{self.url.replace('http', 'ws', 1)}/api/stream?after={len(self.events)}",
                                       headers={"Authorization": f"Bearer {self.token}"}, connect_timeout=1.0)
                 link = await websocket_connect(request, max_message_size=64 << 20)
+                self._away_since = None
                 try:
                     while (raw := await link.read_message()) is not None:
                         self._take(json.loads(raw))  # several frames that belong together
                 finally:
+                    self._away_since = time.monotonic()
                     link.close()
                     if link.protocol is not None and link.protocol.stream is not None:
                         link.protocol.stream.close()  # now: the loop may have no time for a farewell

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -28,14 +28,14 @@ from typing import Any, Protocol, TextIO
 
 import cloudpickle
 
-from ftlab.cluster import runs
+from ftlab.cluster import abilities, runs
 from ftlab.cluster.client import ApiClient, Follower
 from ftlab.cluster.job import Job
 from ftlab.cluster.launcher_settings import SETTINGS
 from ftlab.cluster.progress import Progress
 from ftlab.cluster.shipping import ship
 from ftlab.cluster.view import cluster_html, cluster_text
-from ftlab.config import ClusterConfig, JobConfig, child_environment
+from ftlab.config import DISK, ClusterConfig, JobConfig, child_environment
 from ftlab.errors import ClusterClosed, ClusterError, ConfigError, NodeStartTimeout, from_dict
 from ftlab.events import Event
 
@@ -66,12 +66,13 @@ class Cluster:
         self.backend = backend
         self._policy, self._echo = policy, sys.stdout if echo is _ECHO else echo
         token = secrets.token_urlsafe(24)
-        self._folder = runs.make_folder(self.name)
+        folder = runs.make_folder(self.name)
+        self._folder: Path | None = folder
         self._launcher: subprocess.Popen[bytes] | None
         self._owner: Connection | None
-        self._launcher, self._owner = self._start_launcher(token, detached)
+        self._launcher, self._owner = self._start_launcher(folder, token, detached)
         self._finalizer: Callable[[], Any] | None = weakref.finalize(
-            self, _end_launcher, self._launcher, self._owner, self._folder)
+            self, _end_launcher, self._launcher, self._owner, folder)
         line = Progress(progress)
         try:
             url = self._await_launcher(line)
@@ -84,11 +85,11 @@ class Cluster:
 
     @classmethod
     def connect(cls, card: dict[str, Any], echo: TextIO | None = None) -> Cluster:
-        """A cluster that another command started, from its card."""
+        """A cluster that another command started, from its card; without a folder if no launcher of ours runs it."""
         self = cls.__new__(cls)
         self.name, self.config = card["cluster"], ClusterConfig.from_dict(card["config"])
         self.backend = self.config.backend
-        self._folder, self._policy, self._echo = Path(card["folder"]), None, echo
+        self._folder, self._policy, self._echo = Path(card["folder"]) if card["folder"] else None, None, echo
         self._launcher = self._owner = None
         self._finalizer = None
         self._attach(card["url"], card["token"])
@@ -132,12 +133,12 @@ class Cluster:
         """Whether the cluster is up."""
         if self._launcher is not None:
             return self._launcher.poll() is None
-        return self._folder.exists()
+        return self._folder.exists() if self._folder else not self.follower.lost
 
     def logs(self, node: str, local_rank: int = 0) -> str:
         """All that a node's worker has printed, also what was not shown."""
-        path = self._folder / "logs" / f"{node}-{local_rank}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        path = self._folder / "logs" / f"{node}-{local_rank}.log" if self._folder else None
+        return path.read_text(errors="replace") if path and path.exists() else ""
 
     def detach(self) -> None:
         """Let go of a cluster made with detached=True: it goes on without this process, until `ftlab down`."""
@@ -178,6 +179,10 @@ class Cluster:
         answer = self.api.post("/api/events", {"kind": kind, "id": secrets.token_hex(8), **fields})
         self.follower.wait_for(answer["seq"])
 
+    def missing(self, needs: Collection[str]) -> str:
+        """Why a fault with these needs cannot be done here, before anything is done; empty if it can."""
+        return abilities.missing(needs, self.config)
+
     def expect_step(self, step: int) -> None:
         """Have this step reported at once, not with the next heartbeat."""
         self.api.post("/api/watch", {"step": step})
@@ -195,25 +200,28 @@ class Cluster:
 
     def last_words(self) -> str:
         """The end of the launcher's log."""
+        if self._folder is None:
+            return f"the controller at {self.url} does not answer"
         path = self._folder / "launcher.log"
         return "\n".join(path.read_text(errors="replace").splitlines()[-5:]) if path.exists() else "no log is left"
 
     # ---- starting ------------------------------------------------------------------------------------------
 
-    def _start_launcher(self, token: str, detached: bool) -> tuple[subprocess.Popen[bytes], Connection]:
+    def _start_launcher(self, folder: Path, token: str, detached: bool) -> tuple[subprocess.Popen[bytes], Connection]:
         settings = {"cluster": self.name, "token": token, "config": self.config.to_dict(), "detached": detached}
-        path = self._folder / SETTINGS
+        path = folder / SETTINGS
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             json.dump(settings, file)
         mine, theirs = Pipe()
-        environment = child_environment(self.name, self._folder)
+        environment = child_environment(self.name, folder)
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-        with (self._folder / "launcher.log").open("wb") as log:
+        with (folder / "launcher.log").open("wb") as log:
             launcher = subprocess.Popen(
-                [sys.executable, "-m", "ftlab.cluster.launcher", str(self._folder), str(theirs.fileno())],
+                [sys.executable, "-m", "ftlab.cluster.launcher", str(folder), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(theirs.fileno(),),
                 start_new_session=True, env=environment)
         theirs.close()
+        runs.write_pid(folder, launcher.pid)
         return launcher, mine
 
     def _await_launcher(self, line: Progress) -> str:
@@ -283,7 +291,8 @@ def _absolute(config: JobConfig, cluster: ClusterConfig) -> JobConfig:
         raise ConfigError(f"{url} is private to each process: nodes cannot share it", hint="use a folder or s3://")
     if "://" not in url:
         url = str(Path(url).expanduser().absolute())
-        if cluster.backend == "docker" and not any(Path(url).is_relative_to(each) for each in cluster.share):
+        seen = [*cluster.share, *([DISK] if cluster.disk_mb else [])]
+        if cluster.backend == "docker" and not any(Path(url).is_relative_to(each) for each in seen):
             raise ConfigError(f"the containers of this cluster do not see {url}", hint=f"Cluster(share=['{url}'], ...)")
     return replace(config, checkpoint=replace(config.checkpoint, directory=url))
 

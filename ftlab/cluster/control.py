@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ _NEWS = {"created": "node.created", "removed": "node.removed", "oom": "node.oom_
 
 
 def run_controller(config: ClusterConfig, token: str, folder: Path, gates: list[socket.socket],
-                   launcher: Connection) -> int:
-    """The whole life of a controller; returns its exit code. The last of the gates is the one that nodes knock at."""
-    asyncio.run(_ControlProcess(config, token, folder, gates, launcher).run())
+                   launcher: Connection, launched: bool = True) -> int:
+    """The whole life of a controller; returns its exit code. The last of the gates is the one that nodes knock at.
+    `launched`: the launcher has started all nodes already; else they come by themselves."""
+    asyncio.run(_ControlProcess(config, token, folder, gates, launcher, launched).run())
     return 0
 
 
@@ -34,8 +36,10 @@ class _ControlProcess:
     """Wires controller, server, store and launcher together."""
 
     def __init__(self, config: ClusterConfig, token: str, folder: Path, gates: list[socket.socket],
-                 launcher: Connection) -> None:
+                 launcher: Connection, launched: bool) -> None:
         self.config, self.token, self.folder, self.gates, self.launcher = config, token, folder, gates, launcher
+        self._launched = launched
+        self._opening = threading.Lock()
         self._over = asyncio.Event()
         self._store: Any = None
         self._store_address = ("127.0.0.1", 0)
@@ -48,11 +52,14 @@ class _ControlProcess:
         server = ControlServer(controller, token=self.token, folder=self.folder, load_policy=load_policy,
                                shutdown=lambda: self._ask(do="close"))
         restored = restore(controller, server.policy_of)
-        if not restored:
+        if not restored and self._launched:
             for number in range(self.config.nodes + self.config.spares):
                 controller.roster.expect(f"node-{number}")
         log.record("controller.started", restored=restored, pid=os.getpid(), config=self.config.to_dict())
-        self._open_store()
+        if self._launched:
+            self._open_store()
+        else:  # nobody has imported torch for it: nodes and clients are served meanwhile
+            threading.Thread(target=self._open_store, name="ftlab-store", daemon=True).start()
         loop.add_reader(self.launcher.fileno(), self._on_launcher, controller)
         server.start(self.gates)
         await self._over.wait()
@@ -85,14 +92,15 @@ class _ControlProcess:
 
     def _open_store(self) -> tuple[str, int]:
         """The TCPStore's address: where nodes reach it, and nowhere else. It lives as long as this process."""
-        if self._store is None:
-            from torch.distributed import TCPStore
+        with self._opening:
+            if self._store is None:
+                from torch.distributed import TCPStore
 
-            listener = socket.create_server((self.gates[-1].getsockname()[0], 0), backlog=512)
-            host, port = listener.getsockname()
-            self._store = TCPStore(host, port, is_master=True, wait_for_workers=False,
-                                   master_listen_fd=listener.detach())
-            self._store_address = (host, port)
+                listener = socket.create_server((self.gates[-1].getsockname()[0], 0), backlog=512)
+                host, port = listener.getsockname()
+                self._store = TCPStore(host, port, is_master=True, wait_for_workers=False,
+                                       master_listen_fd=listener.detach())
+                self._store_address = (host, port)
         return self._store_address
 
 

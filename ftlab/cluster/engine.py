@@ -1,7 +1,7 @@
 """The Docker engine as ftlab uses it: reach it or say why not, and find or remove what carries our labels.
 
-Every container and network of a cluster carries three labels: the cluster's name, its folder, and the user who owns it.
-Nothing without them is ever touched. The docker package is imported when an engine is first needed.
+Every container, network and volume of a cluster carries three labels: the cluster's name, its folder, and the user who
+owns it. Nothing without them is ever touched. The docker package is imported when an engine is first needed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Owned:
     folder: Path
     containers: list[str] = field(default_factory=list)  # their names
     networks: list[str] = field(default_factory=list)
+    volumes: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.containers) + len(self.networks)
+        return len(self.containers) + len(self.networks) + len(self.volumes)
 
 
 def connect(timeout_s: float = _TIMEOUT_S) -> Any:
@@ -90,16 +91,27 @@ def owned(client: Any, cluster: str = "") -> list[Owned]:
         entry(each["Labels"]).containers.append(each["Names"][0].lstrip("/") if each["Names"] else each["Id"])
     for each in client.networks(filters=filters):
         entry(each["Labels"]).networks.append(each["Name"])
+    for each in client.volumes(filters=filters).get("Volumes") or []:
+        entry(each["Labels"]).volumes.append(each["Name"])
     return [found[name] for name in sorted(found)]
 
 
 def remove(client: Any, things: Owned) -> dict[str, Any]:
-    """Remove containers, running or not, and then the networks; what is already gone is no problem."""
+    """Remove containers, running or not, then networks and volumes; what is already gone is no problem."""
     together([partial(_remove_container, client, name) for name in things.containers])
     for name in things.networks:
         with _gone_already():
             client.remove_network(name)
+    for name in things.volumes:
+        with _gone_already():
+            client.remove_volume(name)
     return {"removed": len(things)}
+
+
+def create_disk(client: Any, name: str, labels: dict[str, str], size_mb: int) -> None:
+    """A small file system in memory that all containers of a cluster can mount; gone with the last of them."""
+    client.create_volume(name, driver="local", labels=labels, driver_opts={
+        "type": "tmpfs", "device": "tmpfs", "o": f"size={size_mb}m,mode=1777"})
 
 
 def look() -> list[Owned]:

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing import AuthenticationError, Pipe
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -31,7 +31,7 @@ from ftlab.cluster.launcher_settings import SETTINGS, SOCKET
 from ftlab.cluster.nodes import Nodes
 from ftlab.cluster.runs import write_card
 from ftlab.config import ClusterConfig
-from ftlab.errors import FaultError, FtlabError
+from ftlab.errors import ClusterError, FaultError, FtlabError
 
 log = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -106,7 +106,7 @@ class Launcher:
         self._start_nodes()
 
     def _make_containers(self) -> None:
-        from ftlab.cluster.containers import ContainerNodes
+        from ftlab.cluster.container_faults import ContainerNodes
 
         self._tell_owner(progress="preparing the network and the image")
         try:
@@ -114,10 +114,10 @@ class Launcher:
                 cluster=self.cluster, folder=self.folder, config=self.config, token=self.token, reap=self._reap,
                 watch=self._attend, unwatch=self._ignore, say=self._tell_controller)
             gateway = nodes.open()
+            self.gates.append(_gate_for_nodes(gateway))
         except FtlabError as error:
             self._tell_owner(failed=error.to_dict())
             sys.exit(1)
-        self.gates.append(socket.create_server((gateway, 0), backlog=512))
         self.gates[-1].setblocking(False)
         nodes.join_at(_url(self.gates[-1]))
         self._start_nodes()
@@ -210,11 +210,15 @@ class Launcher:
         plain: dict[str, Callable[[str], dict[str, Any]]] = {
             "start_node": self.nodes.start, "remove_node": self.nodes.remove, "kill": self.nodes.kill,
             "hang": self.nodes.hang, "resume": self.nodes.resume, "heal": self.nodes.heal,
-            "speed_up": self.nodes.speed_up, "make_room": self.nodes.make_room}
+            "speed_up": self.nodes.speed_up, "make_room": self.nodes.make_room, "mend": self.nodes.mend,
+            "disk": self.nodes.fill, "empty": self.nodes.empty}
         if what in plain:
             return plain[what](node)
         if what == "cut":
-            return self.nodes.cut(node, self._everybody_but)
+            return self.nodes.cut(node, str(request.get("way", "")), self._everybody_but)
+        if what == "link":
+            loss, delay_ms, rate_mbit = (float(request[name]) for name in ("loss", "delay_ms", "rate_mbit"))
+            return self.nodes.worsen(node, loss, delay_ms, rate_mbit, self._everybody_but)
         if what == "crash":
             return self.nodes.crash(node, int(request["pid"]))
         if what in ("squeeze", "cage"):
@@ -310,9 +314,19 @@ class Launcher:
             with contextlib.suppress(OSError):
                 self.owner.send_bytes(json.dumps(news).encode())
 
-    def _everybody_but(self, node: str) -> list[int]:
-        others = [pid for name in self.nodes.names() if name != node for pid in self.nodes.pids(name)]
+    def _everybody_but(self, group: Collection[str]) -> list[int]:
+        others = [pid for name in self.nodes.names() if name not in group for pid in self.nodes.pids(name)]
         return [self.controller_pid, *others]
+
+
+def _gate_for_nodes(gateway: str) -> socket.socket:
+    try:
+        return socket.create_server((gateway, 0), backlog=512)
+    except OSError as error:  # Docker Desktop, or an engine on another machine
+        raise ClusterError("the containers' network does not end on this machine, so its nodes could not reach the "
+                           "controller", seen=f"{gateway}: {error.strerror}",
+                           hint="docker compose -f cluster/compose.yaml up: there the controller is a container too"
+                           ) from None
 
 
 def _url(gate: socket.socket) -> str:

@@ -38,8 +38,12 @@ def run_node(identity: NodeIdentity, procs: int, lifeline: int | None) -> int:
 def main() -> int:
     """Entry point of a container."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
+    return run_first(*read_identity(Path(sys.argv[1])))
+
+
+def run_first(identity: NodeIdentity, procs: int) -> int:
+    """A node with this process as its first one, in a container; returns its exit code."""
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))  # else process 1 ignores it
-    identity, procs = read_identity(Path(sys.argv[1]))
     warm_up()
     gc.enable()  # imports go faster without it: see the recipe
     agent = fork(lambda: run_node(identity, procs, None), keep=(), new_session=True)

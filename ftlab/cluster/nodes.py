@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from ftlab.errors import FaultUnavailable
 
 _LEAST_USE_S = 0.3  # a few steps: memory that a step takes and gives back must not count
 Receipt = dict[str, Any]
-Others = Callable[[str], list[int]]  # the processes of everybody but one node
+Others = Callable[[Collection[str]], list[int]]  # the processes of everybody but some nodes
 
 
 class Nodes(Protocol):
@@ -61,11 +61,24 @@ class Nodes(Protocol):
     def resume(self, name: str) -> Receipt:
         """Let a node go on."""
 
-    def cut(self, name: str, others: Others) -> Receipt:
-        """Drop all packets between a node and the rest."""
+    def cut(self, group: str, way: str, others: Others) -> Receipt:
+        """Drop all packets between some nodes (their names, separated by commas) and the rest; `way`: only what they
+        send, or receive."""
 
-    def heal(self, name: str) -> Receipt:
+    def heal(self, group: str) -> Receipt:
         """Let packets pass again."""
+
+    def worsen(self, name: str, loss: float, delay_ms: float, rate_mbit: float, others: Others) -> Receipt:
+        """Make a node's link lossy, late or slow."""
+
+    def mend(self, name: str) -> Receipt:
+        """Make it as good as it was."""
+
+    def fill(self, name: str) -> Receipt:
+        """Leave no room on the disk that a node saves to."""
+
+    def empty(self, name: str) -> Receipt:
+        """Give the room back."""
 
     def crash(self, name: str, pid: int) -> Receipt:
         """End one worker at once."""

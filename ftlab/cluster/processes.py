@@ -79,7 +79,8 @@ class ProcessNodes:
     def remove(self, name: str) -> dict[str, Any]:
         """End a node for good."""
         node = self._find(name)
-        self._cuts.pop(name, Cut(name, "")).heal()
+        for group in [group for group in self._cuts if not set(self._living(group)) - {name}]:
+            self._cuts.pop(group).heal()
         self._slowed.pop(name, None)
         _signal_group(node.pid, signal.SIGKILL)
         self._wait_gone(node)
@@ -202,23 +203,45 @@ class ProcessNodes:
         _signal_group(node.pid, signal.SIGCONT)
         return {"at": at, "status": "continued"}
 
-    def cut(self, name: str, others: Others) -> dict[str, Any]:
-        """Drop all packets between a node and the rest, both ways."""
-        reason = available()
-        if reason:
-            raise FaultUnavailable(f"a partition is not possible here: {reason}",
-                                   hint="use the Docker backend, or the `hang` fault, which is silent too")
-        node = self._find(name)
-        cut = self._cuts.setdefault(name, Cut(name, node.address))
-        rest, at = others(name), time.monotonic()
-        cut.refresh(self.pids(name), rest, self._gate)
-        return {"at": at, "sockets": len(cut.sockets), "filtered": cut.verify(), "status": "cut"}
+    def cut(self, group: str, way: str, others: Others) -> dict[str, Any]:
+        """Drop all packets between some nodes and the rest, both ways or one way only."""
+        return {**self._lose(group, group, way, 1.0, others), "status": "cut"}
 
-    def heal(self, name: str) -> dict[str, Any]:
+    def heal(self, group: str) -> dict[str, Any]:
         """Let packets pass again."""
-        cut = self._cuts.pop(name, None)
+        cut = self._cuts.pop(group, None)
         at = time.monotonic()
         return {"at": at, "sockets": cut.heal() if cut else 0, "status": "healed" if cut else "was not cut"}
+
+    def worsen(self, name: str, loss: float, delay_ms: float, rate_mbit: float, others: Others) -> dict[str, Any]:
+        """Lose a share of a node's packets, both ways."""
+        if delay_ms or rate_mbit:
+            raise FaultUnavailable("links of processes can lose packets, but not be slow or late",
+                                   hint="use the Docker backend")
+        return {**self._lose(f"{name}:link", name, "", loss, others), "loss": loss, "status": "its link is bad"}
+
+    def mend(self, name: str) -> dict[str, Any]:
+        """Make its link as good as it was."""
+        return {**self.heal(f"{name}:link"), "status": "its link is good"}
+
+    def fill(self, name: str) -> dict[str, Any]:
+        """Processes have no disk of their own."""
+        raise FaultUnavailable("nodes that are processes have no disk of their own", hint="use the Docker backend")
+
+    def empty(self, name: str) -> dict[str, Any]:
+        """Nothing was filled."""
+        return {"at": time.monotonic(), "status": "was not full"}
+
+    def _lose(self, key: str, group: str, way: str, loss: float, others: Others) -> dict[str, Any]:
+        reason = available()
+        if reason:
+            raise FaultUnavailable(f"packets cannot be lost here: {reason}",
+                                   hint="use the Docker backend, or the `hang` fault, which is silent too")
+        nodes = [self._find(name) for name in group.split(",")]
+        cut = self._cuts.setdefault(key, Cut(group, ",".join(node.address for node in nodes), way, loss))
+        rest, at = others([node.name for node in nodes]), time.monotonic()
+        cut.refresh(self._pids_of(group), rest, self._gate)
+        return {"at": at, "sockets": len(cut.sockets), "filtered": cut.verify()}
 
     def next_chore(self, now: float) -> float | None:
         """How long the launcher may sleep; None: until something happens."""
@@ -230,8 +253,8 @@ class ProcessNodes:
         self._slowed = {name: slowed for name, slowed in self._slowed.items() if slowed.turn(now)}
         if now >= self._chores_at:
             self._chores_at = now + _CUT_REFRESH_S
-            for name, cut in self._cuts.items():
-                cut.refresh(self.pids(name), others(name))
+            for cut in self._cuts.values():
+                cut.refresh(self._pids_of(cut.node), others(cut.node.split(",")))
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
@@ -245,6 +268,13 @@ class ProcessNodes:
             raise UnknownNode(f"no node is called {name!r}" if node is None else f"{name} is already gone",
                               seen=f"nodes are {', '.join(self.names()) or 'none'}")
         return node
+
+    def _living(self, group: str) -> list[str]:
+        """Those of a group, or of a bad link, that have not ended."""
+        return [name for name in group.partition(":")[0].split(",") if name in self.names()]
+
+    def _pids_of(self, group: str) -> list[int]:
+        return [pid for name in self._living(group) for pid in self.pids(name)]
 
     def _check_worker(self, name: str, pid: int) -> None:
         if pid not in self.pids(name):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ftlab.cluster.image import environment_binds, outermost
-from ftlab.config import ClusterConfig, quiet_environment
+from ftlab.cluster.image import EMPTY, environment_binds, outermost
+from ftlab.config import DISK, ClusterConfig, quiet_environment
 from ftlab.errors import ClusterError
 
 NOBODY = 65534  # as whom containers run when their owner is root
@@ -39,6 +39,7 @@ class Recipe:
     quota_us: int  # -1: all that there is
     pids: int
     gpus: int
+    disk: str  # a volume that all of them share, at DISK; empty: none
 
     @classmethod
     def of(cls, config: ClusterConfig, *, image: str, network: str, labels: dict[str, str], folder: Path,
@@ -50,7 +51,7 @@ class Recipe:
         shared = outermost([str(logs), *config.share])
         for each in config.share:
             check_writable(each, user)
-        own = not config.image  # way (a): this very environment
+        own = image == EMPTY  # way (a): this very environment
         python = sys.executable if own else "python3"
         limit = config.memory_mb << 20 if config.memory_mb else machine_bytes
         return cls(image=image, network=network, labels=labels, user=user, logs=logs, shared=shared,
@@ -58,7 +59,8 @@ class Recipe:
                    environment=_environment(network, folder, own), seen=environment_binds() if own else [],
                    memory_bytes=limit, period_us=_PERIOD_US,
                    quota_us=round(config.cpus * _PERIOD_US) if config.cpus else -1,
-                   pids=_PIDS * (config.procs_per_node + 1), gpus=config.gpus or 0)
+                   pids=_PIDS * (config.procs_per_node + 1), gpus=config.gpus or 0,
+                   disk=network if config.disk_mb else "")
 
     def start(self, client: Any, name: str, address: str, identity: Path) -> dict[str, Any]:
         """Create and start one container: its id, the pid of its first process, and how long each took."""
@@ -83,6 +85,8 @@ class Recipe:
 
         binds = {each: {"bind": each, "mode": "ro"} for each in self.seen}
         binds |= {each: {"bind": each, "mode": "rw"} for each in self.shared}
+        if self.disk:
+            binds[self.disk] = {"bind": DISK, "mode": "rw"}
         binds[str(identity)] = {"bind": IDENTITY, "mode": "ro"}
         asked = [DeviceRequest(count=self.gpus, capabilities=[["gpu"]])] if self.gpus else None
         return client.create_host_config(

@@ -26,7 +26,8 @@ from ftlab.cluster.engine import Owned
 from ftlab.config import CLUSTER_LABEL, FOLDER_LABEL, runs_dir
 
 CARD = "cluster.json"
-_STARTING_S = 30.0  # for which a folder may be without a card
+PID = "launcher.pid"  # there before the card, which a busy machine may take minutes to write
+_STARTING_S = 30.0  # for which a folder may be without both
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Leftover:
     cluster: str
     folder: Path | None
     pids: tuple[int, ...] = field(default=())
-    things: Owned | None = None  # containers and networks
+    things: Owned | None = None  # containers, networks and volumes
 
     def describe(self) -> str:
         """One line for people."""
@@ -44,6 +45,7 @@ class Leftover:
         parts += [f"folder {self.folder}"] if self.folder else []
         parts += [f"{len(self.things.containers)} containers"] if self.things and self.things.containers else []
         parts += [f"{len(self.things.networks)} networks"] if self.things and self.things.networks else []
+        parts += [f"{len(self.things.volumes)} volumes"] if self.things and self.things.volumes else []
         return f"{self.cluster}: {', '.join(parts)}"
 
 
@@ -58,6 +60,11 @@ def make_folder(cluster: str) -> Path:
     folder.mkdir(mode=0o700)
     (folder / "logs").mkdir()
     return folder
+
+
+def write_pid(folder: Path, launcher: int) -> None:
+    """Leave the launcher's pid, so that nobody takes a cluster that starts slowly for a leftover."""
+    (folder / PID).write_text(str(launcher))
 
 
 def write_card(folder: Path, card: dict[str, Any]) -> None:
@@ -146,6 +153,9 @@ def _is_alive(found: Leftover) -> bool:
         return False
     if _read_card(found.folder):
         return True
+    with contextlib.suppress(OSError, ValueError):
+        if is_running(int((found.folder / PID).read_text()), found.cluster):
+            return True
     with contextlib.suppress(OSError):
         young = time.time() - found.folder.stat().st_mtime < _STARTING_S
         return young and not (found.folder / CARD).exists()

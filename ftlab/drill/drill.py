@@ -18,14 +18,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
-from ftlab.cluster.cgroups import available as cages_available
+from ftlab.cluster.abilities import missing, why_not
 from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.engine import look
 from ftlab.cluster.job import Job
 from ftlab.cluster.runs import labelled
-from ftlab.config import DEFAULT_BUDGETS, CheckpointConfig, ClusterConfig, HealthConfig, runs_dir
+from ftlab.config import DEFAULT_BUDGETS, DISK, CheckpointConfig, ClusterConfig, HealthConfig, runs_dir
 from ftlab.drill.verdict import compare
-from ftlab.errors import ConfigError, FaultError, FtlabError, UnknownFault
+from ftlab.errors import ConfigError, FaultError, FaultUnavailable, FtlabError, UnknownFault
 from ftlab.faults import Fault, Pending, Schedule, make, random_schedule
 from ftlab.faults.catalogue import WAYS
 from ftlab.report.report import Report
@@ -40,12 +40,19 @@ DRILLS: dict[str, str] = {
     "oom": "one worker runs out of memory: an allocation fails, or the kernel kills it",
     "straggler": "one worker becomes slow, is found by its step times, and its node is replaced",
     "partition": "a node is cut off from everybody, and comes back later as a new one",
+    "split": "two nodes together are cut off from the rest, and come back later as new ones",
+    "link": "the link of a node loses packets for a while",
+    "disk": "the disk that nodes save to is full for a while; training goes on, and later so does saving",
     "controller": "the controller is killed and comes back from its journal",
     "blackout": "all nodes die at once; training goes on from the newest checkpoint",
     "corrupt": "all nodes die, and the newest checkpoint is damaged: training goes on from an older one",
 }
 _HEAL_S = 1.5
-_NO_RECOVERY = ("controller",)  # training never stops
+_NO_RECOVERY = ("controller", "link", "disk")  # training need not stop
+_HEALED = ("hang", "partition", "split", "link", "disk")
+_RETURNS = ("hang", "partition")  # kinds of faults after which a node comes back as a new one
+_LOSS = 0.2  # of the packets of a bad link
+_DISK_MB = 24  # holds the checkpoints that are kept, of the network that drills train
 _FROM_STORAGE = ("blackout", "corrupt")  # nothing live is left
 _SAVE_EVERY = 10  # steps, in these
 _SETTLE_S = 5.0
@@ -83,18 +90,44 @@ def run_drill(name: str, twin: Report | None = None, **plan: Any) -> Report:
     if name not in DRILLS:
         raise UnknownFault(f"no drill is called {name!r}", hint=f"drills are {', '.join([*DRILLS, 'random', 'all'])}")
     details = DrillPlan(**plan)
-    draw = random.Random(f"{name}-{details.seed}")
-    at_step = max(5 if name not in _FROM_STORAGE else 3 * _SAVE_EVERY, details.steps // 3)
-    way = details.way or (draw.choice(_ways(name, details)) if name in WAYS else "")
-    more = {"room_mb": int(TIGHT[way]["room_mb"])} if name == "oom" and way in TIGHT else {}
-    fault = make(name, f"rank-{draw.randrange(details.nodes)}", after=round(draw.uniform(0.0, details.step_s), 4),
-                 at_step=at_step, heal_after=_HEAL_S if name in ("hang", "partition") else None, way=way, **more)
-    return _run(name, Schedule((fault,), details.seed), details, twin)
+    return _run(name, Schedule((_plan_fault(name, details),), details.seed), details, twin)
+
+
+def unavailable(name: str, **plan: Any) -> str:
+    """Why a drill cannot be run on this machine; empty if it can."""
+    details = DrillPlan(**plan)
+    return missing(_plan_fault(name, details).needs, _config(name, details))
+
+
+def _plan_fault(name: str, plan: DrillPlan) -> Fault:
+    """The fault of a drill: its victim and its moment come from the seed."""
+    draw = random.Random(f"{name}-{plan.seed}")
+    at_step = max(5 if name not in _FROM_STORAGE else 3 * _SAVE_EVERY, plan.steps // 3)
+    way = plan.way or (draw.choice(_ways(name, plan)) if name in WAYS and name != "partition" else "")
+    more: dict[str, Any] = {"room_mb": int(TIGHT[way]["room_mb"])} if name == "oom" and way in TIGHT else {}
+    if name == "link":
+        more["loss"] = _LOSS
+    return make({"split": "partition"}.get(name, name), _victims(name, plan.nodes, draw), at_step=at_step, way=way,
+                after=round(draw.uniform(0.0, plan.step_s), 4), heal_after=_HEAL_S if name in _HEALED else None, **more)
+
+
+def _victims(name: str, nodes: int, draw: random.Random) -> str:
+    """Who is hit: two at once in a split, in `disk` the one who saves."""
+    if name == "split":
+        return ",".join(f"rank-{rank}" for rank in sorted(draw.sample(range(nodes), min(2, nodes))))
+    return "rank-0" if name == "disk" else f"rank-{draw.randrange(nodes)}"
 
 
 def _ways(name: str, plan: DrillPlan) -> tuple[str, ...]:
     """The ways of a fault that can be had here: the kernel kills for memory only where cgroups can be made."""
-    return WAYS[name] if name != "oom" or plan.backend == "docker" or not cages_available() else ("allocation",)
+    return WAYS[name] if name != "oom" or not why_not("cage", plan.backend) else ("allocation",)
+
+
+def _config(name: str, plan: DrillPlan) -> ClusterConfig:
+    """The settings of a drill's cluster, before it has a folder to share."""
+    disk = {"disk_mb": _DISK_MB} if name == "disk" and plan.backend == "docker" else {}
+    return ClusterConfig(nodes=plan.nodes, spares=plan.spares, procs_per_node=plan.procs_per_node,
+                         **{**plan.settings, **disk})
 
 
 def run_drills(names: Sequence[str], **plan: Any) -> list[Report]:
@@ -116,9 +149,14 @@ def run_random(faults: int = 3, twin: Report | None = None, **plan: Any) -> Repo
 
 
 def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) -> Report:
+    config = _config(name, plan)
+    for fault in schedule.faults:  # before anything is started
+        if reason := missing(fault.needs, config):
+            raise FaultUnavailable(reason, hint="`ftlab doctor` tells what this machine can do")
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="ftlab-drill-")) if name in _FROM_STORAGE else ""
-        more = {"share": _shared(folder)} if folder and plan.backend == "docker" else {}
+        more: dict[str, Any] = {"share": _shared(folder)} if folder and plan.backend == "docker" else {}
+        more |= {"disk_mb": config.disk_mb} if config.disk_mb else {}
         cluster = stack.enter_context(Cluster(plan.nodes, plan.spares, plan.procs_per_node, echo=plan.echo,
                                               **{**plan.settings, **more}))
         options = _options(schedule.faults[0]) if len(schedule.faults) == 1 else {}
@@ -130,7 +168,7 @@ def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) ->
         else:
             reference = twin
         plan.say(schedule.describe())
-        job = submit_example(cluster, plan, folder, **options)
+        job = submit_example(cluster, plan, f"{DISK}/checkpoints" if name == "disk" else folder, **options)
         pending = [cluster.inject(fault) for fault in schedule.faults]
         values, error = _result(job, plan)
         not_fired = _not_fired(pending)
@@ -190,7 +228,7 @@ def _not_fired(pending: Sequence[Pending]) -> list[str]:
 
 def _wait_for_return(cluster: Cluster, faults: Sequence[Fault]) -> bool:
     """Whether every node that was healed has come back as a new one."""
-    healing = sum(fault.heal_after is not None for fault in faults)
+    healing = sum(len(fault.target.split(",")) for fault in faults if fault.kind in _RETURNS and fault.heal_after)
     deadline = time.monotonic() + _SETTLE_S
     while healing and time.monotonic() < deadline:
         if sum(event.kind == "node.fenced" for event in cluster.events) >= healing:
@@ -223,11 +261,12 @@ def _check(name: str, facts: dict[str, Any], not_fired: list[str], returned: boo
     else:
         expect(facts["steps_lost"] == 0, f"{facts['steps_lost']} committed steps were lost")
     if len(faults) == 1:
-        expect(facts["detection_s"] is not None, "the fault was not detected")
+        expect(facts["detection_s"] is not None or name == "link", "the fault was not detected")
         mended = bool(facts["spoiled"]) and name in ("nan", "oom")
         expect(name in _NO_RECOVERY or mended or facts["recoveries"] >= 1, "no recovery took place")
         expect(name != "straggler" or bool(facts["stragglers"]), "the slow rank was not found")
         expect(name != "nan" or bool(skipped) == (faults[0].way == "again"), f"{skipped} samples were passed over")
+        expect(name != "disk" or bool(facts["unsaved"]), "no checkpoint failed")
         expect(returned, "the healed node did not come back as a new one")
     return wrong
 

@@ -6,10 +6,11 @@ fault was injected: it sees what production sees.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftlab.errors import ConfigError, UnknownFault
+from ftlab.errors import ConfigError, FaultUnavailable, UnknownFault
 from ftlab.faults.corruption import WAYS as DAMAGES
 from ftlab.faults.injection import Hands, Injection, Pending, carry_out, schedule
 
@@ -21,13 +22,16 @@ KINDS: dict[str, str] = {
     "nan": "a gradient of one worker becomes NaN: once, or each time the same step is tried",
     "oom": "one worker runs out of memory: an allocation fails, or the kernel kills it",
     "straggler": "one worker gets only a part of its time, until it is healed",
-    "partition": "packets between a node and all others are dropped both ways, then pass again",
+    "partition": "packets between a node, or a group, and all others are dropped, both ways or one; then they pass",
+    "link": "a node's link loses packets, or is slow or late, until it is healed",
+    "disk": "the disk that nodes save to is full: what is saved there fails, until it is healed",
     "controller": "SIGKILL of the controller, which is restarted from its journal",
     "blackout": "SIGKILL of all nodes with a rank, and all spares, at once",
     "corrupt": "a blackout, and the newest checkpoint is damaged before anybody can load it",
 }
-HEALABLE = ("hang", "partition", "straggler", "oom")
-WAYS: dict[str, tuple[str, ...]] = {"corrupt": DAMAGES, "nan": ("once", "again"), "oom": ("allocation", "kernel")}
+HEALABLE = ("hang", "partition", "straggler", "oom", "link", "disk")
+WAYS: dict[str, tuple[str, ...]] = {"corrupt": DAMAGES, "nan": ("once", "again"), "oom": ("allocation", "kernel"),
+                                    "partition": ("", "sends", "receives")}  # nothing: both ways
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +39,8 @@ class Fault:
     """The plan of one fault: what, where, and when (at once if neither `at_step` nor `after` is given)."""
 
     kind: str
-    target: str  # a node's name, or "rank-2" for whoever sits there; "controller" or "all" where there is no choice
+    target: str  # a node's name, or "rank-2" for whoever sits there; "controller" or "all" where there is no choice;
+    # for a partition also several, separated by commas: they stay together
     local_rank: int = 0  # of the worker, for crash and stall
     at_step: int | None = None  # when so many steps are committed
     after: float | None = None  # seconds from now; after the step, if both are given
@@ -43,6 +48,9 @@ class Fault:
     way: str = ""  # one of WAYS, for the kinds that have several
     room_mb: int = 36  # for oom: what the worker may still take
     share: float = 0.25  # for straggler: of its time
+    loss: float = 0.1  # for link: of its packets, both ways
+    delay_ms: float = 0.0  # for link: that each packet it sends comes later
+    rate_mbit: float = 0.0  # for link: as fast as it may send; 0: as before
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -53,11 +61,31 @@ class Fault:
         if not 0 < self.share < 1:
             raise ConfigError(f"share must be between 0 and 1: it is the part of its time that is left (got "
                               f"{self.share})")
+        if not 0 <= self.loss <= 1 or self.delay_ms < 0 or self.rate_mbit < 0:
+            raise ConfigError("loss must be between 0 and 1, delay_ms and rate_mbit not negative")
+        if self.kind == "link" and not (self.loss or self.delay_ms or self.rate_mbit):
+            raise ConfigError("a link needs a loss, a delay_ms or a rate_mbit: else nothing is wrong with it")
+        if "," in self.target and self.kind != "partition":
+            raise ConfigError(f"a {self.kind} has one target: only a partition takes several (got {self.target})")
         if self.heal_after is not None and self.kind not in HEALABLE:
             raise ConfigError(f"a {self.kind} cannot be healed: heal_after is for {', '.join(HEALABLE)}")
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What a cluster must be able to do for it, by the names that `Hands.missing` knows."""
+        if self.kind == "partition":
+            return ("split",) if self.way or "," in self.target else ("partition",)
+        if self.kind == "link":
+            wanted = (("loss", self.loss), ("delay", self.delay_ms), ("rate", self.rate_mbit))
+            return tuple(need for need, value in wanted if value)
+        return {"disk": ("disk",), "oom": ("cage",) if self.way == "kernel" else ()}.get(self.kind, ())
+
     def inject(self, hands: Hands) -> Injection | Pending:
-        """Do it to a cluster now and return the receipt, or arrange for it and return what can be waited for."""
+        """Do it to a cluster now and return the receipt, or arrange for it and return what can be waited for; raises
+        FaultUnavailable at once where it cannot be done."""
+        reason = hands.missing(self.needs) if self.needs else ""
+        if reason:
+            raise FaultUnavailable(reason, hint="`ftlab doctor` tells what this machine can do")
         if self.at_step is None and self.after is None:
             return carry_out(self, hands)
         return schedule(self, hands)
@@ -113,9 +141,21 @@ def straggler(node: str, share: float = 0.25, local_rank: int = 0, **when: Any) 
     return make("straggler", node, share=share, local_rank=local_rank, **when)
 
 
-def partition(node: str, heal_after: float | None = None, **when: Any) -> Fault:
-    """Drop all packets between a node and everybody else, and let them pass again later."""
-    return make("partition", node, heal_after=heal_after, **when)
+def partition(node: str | Sequence[str], heal_after: float | None = None, way: str = "", **when: Any) -> Fault:
+    """Drop all packets between a node, or several that stay together, and everybody else, and let them pass again
+    later. `way`: only what they send ("sends"), or only what is sent to them ("receives")."""
+    group = node if isinstance(node, str) else ",".join(node)
+    return make("partition", group, heal_after=heal_after, way=way, **when)
+
+
+def link(node: str, loss: float = 0.1, delay_ms: float = 0.0, rate_mbit: float = 0.0, **when: Any) -> Fault:
+    """Let a node's link lose a share of all packets, both ways; delay what it sends, or slow it down."""
+    return make("link", node, loss=loss, delay_ms=delay_ms, rate_mbit=rate_mbit, **when)
+
+
+def disk(node: str, heal_after: float | None = None, **when: Any) -> Fault:
+    """Have a node fill the cluster's small disk (Cluster(disk_mb=...)), and give the room back later."""
+    return make("disk", node, heal_after=heal_after, **when)
 
 
 def controller(**when: Any) -> Fault:

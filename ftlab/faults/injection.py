@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +31,9 @@ class Hands(Protocol):
 
     def status(self) -> dict[str, Any]:
         """The controller's view of its nodes."""
+
+    def missing(self, needs: Collection[str]) -> str:
+        """Why a fault with these needs cannot be done to it; empty if it can."""
 
     def record(self, kind: str, **fields: Any) -> None:
         """Put something into the event log."""
@@ -80,7 +83,7 @@ class Pending:
 
 def carry_out(fault: Fault, hands: Hands) -> Injection:
     """Do a fault now, record it, and have it healed later if its plan says so."""
-    by_rank, deadline = fault.target.startswith("rank-"), time.monotonic() + _FIND_WORKER_S
+    by_rank, deadline = "rank-" in fault.target, time.monotonic() + _FIND_WORKER_S
     while True:
         aimed = _resolve(fault, hands)
         try:
@@ -109,7 +112,12 @@ def _strike(fault: Fault, hands: Hands) -> dict[str, Any]:
         order = _TO_A_WORKER[fault.kind].get(fault.way, fault.kind)
         how: dict[str, dict[str, Any]] = {"oom": {"room_mb": fault.room_mb}, "straggler": {"share": fault.share}}
         return hands.order(do=order, node=fault.target, pid=_worker_pid(fault, hands), **how.get(fault.kind, {}))
-    return hands.order(do={"partition": "cut"}.get(fault.kind, fault.kind), node=fault.target)
+    if fault.kind == "partition":
+        return hands.order(do="cut", node=fault.target, **({"way": fault.way} if fault.way else {}))
+    if fault.kind == "link":
+        return hands.order(do="link", node=fault.target, loss=fault.loss, delay_ms=fault.delay_ms,
+                           rate_mbit=fault.rate_mbit)
+    return hands.order(do=fault.kind, node=fault.target)
 
 
 def _corrupt(fault: Fault, hands: Hands) -> dict[str, Any]:
@@ -126,8 +134,9 @@ def _corrupt(fault: Fault, hands: Hands) -> dict[str, Any]:
 
 
 def heal(fault: Fault, hands: Hands) -> Injection:
-    """End a hang, a partition or a straggler's slowness now; the receipt."""
-    order = {"hang": "resume", "partition": "heal", "straggler": "speed_up", "oom": "make_room"}[fault.kind]
+    """End a fault that can be healed now; the receipt."""
+    order = {"hang": "resume", "partition": "heal", "straggler": "speed_up", "oom": "make_room", "link": "mend",
+             "disk": "empty"}[fault.kind]
     receipt = hands.order(do=order, node=fault.target)
     healed = Injection(fault=fault.kind, target=fault.target, at=receipt["at"], receipt=receipt)
     _record("fault.healed", healed, hands)
@@ -160,17 +169,22 @@ def _heal_later(fault: Fault, injection: Injection, hands: Hands) -> None:
 
 
 def _resolve(fault: Fault, hands: Hands) -> Fault:
-    """The same fault with a node's name instead of a rank: who sits there now, or the next one that lives."""
-    if not fault.target.startswith("rank-"):
+    """The same fault with nodes' names instead of ranks: who sits there now, or the next one that lives."""
+    if "rank-" not in fault.target:
         return fault
-    rank = int(fault.target.removeprefix("rank-"))
     nodes = [node for node in hands.status()["nodes"] if node["verdict"] != "DEAD" and node["joined"]]
+    found = [_who(each, nodes) if each.startswith("rank-") else each for each in fault.target.split(",")]
+    return replace(fault, target=",".join(dict.fromkeys(found)))
+
+
+def _who(target: str, nodes: list[dict[str, Any]]) -> str:
+    rank = int(target.removeprefix("rank-"))
     seated = sorted((min(node["ranks"]), node["name"]) for node in nodes if node["ranks"])
     if not nodes:
         raise UnknownNode(f"nobody lives who could sit on rank {rank}")
     after = [name for first, name in seated if first >= rank] or [name for _, name in seated] or [nodes[0]["name"]]
     exact = [node["name"] for node in nodes if rank in node["ranks"]]
-    return replace(fault, target=(exact or after)[0])
+    return str((exact or after)[0])
 
 
 def _worker_pid(fault: Fault, hands: Hands) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from ftlab.config import DEFAULT_BUDGETS
 from ftlab.events import Event
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 2.0, 5.0, 15.0, 60.0)
@@ -48,6 +49,11 @@ class Exporter:
         self.warnings = Counter("ftlab_memory_warnings_total", "Memory limits that were about to be hit.",
                                 registry=registry)
         self._alive: set[str] = set()
+        for cause in DEFAULT_BUDGETS:  # from 0 on: else the first failure of a cause would be no increase
+            self.detections.labels(cause)
+            self.recoveries.labels(cause)
+        for result in ("committed", "failed", "delayed", "damaged"):
+            self.checkpoints.labels(result)
 
     def observe(self, event: Event) -> None:
         """Take one event into account."""

@@ -148,7 +148,7 @@ class Controller:
         nodes = [node.to_dict(table.ranks_of(node.name) if table else ())
                  for node in sorted(self.roster.nodes.values(), key=lambda each: each.number)]
         return {"generation": self.generation, "nodes": nodes, "job": self.job.to_dict() if self.job else None,
-                "at": time.monotonic()}
+                "at": time.monotonic(), "config": self.config.to_dict()}
 
     # ---- failures ------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ def measure(events: Sequence[Event]) -> dict[str, Any]:
         "worlds": [event.data["world"] for event in tables], "generations": len(tables),
         "source": _source(recoveries),
         "checkpoints": len(_of(events, "checkpoint.committed")), "damaged": len(_of(events, "checkpoint.damaged")),
+        "unsaved": [{"step": event.step, "reason": event.data.get("reason", "")}
+                    for event in _of(events, "checkpoint.failed")],
         "skipped": [sample for event in _of(events, "step.committed") for sample in event.data.get("passed_over", ())],
         "spoiled": [{"cause": event.data["cause"], "step": event.step, "action": event.data["action"],
                      "reason": event.data["reason"]} for event in _of(events, "step.spoiled")],
@@ -39,8 +41,27 @@ def measure(events: Sequence[Event]) -> dict[str, Any]:
                        for event in _of(events, "straggler.found")],
         "caught": [f"rank {event.data['stuck_rank']} is {event.data['detail']}"
                    for event in _of(events, "worker.caught")],
+        "created": _created(events), "cleaned": _cleaned(events),
         "goodput": goodput(events),
     }
+
+
+def _created(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Containers that were made during the run, and how long each phase took; the last one is import and join."""
+    rows = []
+    for made in _of(events, "node.created"):
+        joined = next((event for event in _of(events, "node.joined")
+                       if event.source == made.source and event.at >= made.at), None)
+        rows.append({"node": made.source, "create_s": made.data["create_s"], "start_s": made.data["start_s"],
+                     "join_s": round(joined.at - made.at, 4) if joined else None})
+    return rows
+
+
+def _cleaned(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Containers that were removed during the run: how long after their end, and what the engine said of it."""
+    ends = {event.source: event.at for event in _of(events, "node.died")}
+    return [{"node": event.source, "after_s": round(event.at - ends[event.source], 4), **event.data.get("engine", {})}
+            for event in _of(events, "node.removed") if event.source in ends]
 
 
 def goodput(events: Sequence[Event]) -> float | None:
@@ -62,6 +83,9 @@ def _measure_injection(injection: Event, events: Sequence[Event]) -> dict[str, A
         verdict = spoiled.at  # mended in the step: no recovery of the world
         step = next((event for event in _of(events, "step.committed")
                      if event.at >= verdict and not event.data.get("skipped")), None)
+    elif injection.data.get("fault") == "disk":  # seen when something is saved; no step waits for it
+        verdict = next((event.at for event in _of(events, "checkpoint.failed") if event.at >= at), None)
+        step = next((event for event in _of(events, "step.committed") if event.at >= at), None)
     elif injection.data.get("fault") == "controller":
         verdict = next((event.at for event in _of(events, "controller.started") if event.at >= at), None)
         step = next((event for event in _of(events, "step.committed") if event.at >= at), None)

@@ -76,11 +76,19 @@ def _findings(report: Mapping[str, Any]) -> str:
 
 
 def findings(report: Mapping[str, Any]) -> list[str]:
-    """What the health monitor found, one line each: where a worker was stuck, bad steps, slow ranks, lost batches."""
+    """What was found and done, one line each: where a worker was stuck, bad steps, slow ranks, lost batches, failed
+    saves, containers made and removed."""
     lines = [str(line) for line in report.get("caught") or ()]
     lines += [f"step {row['step']}: {row['reason']} → {row['action']}" for row in report.get("spoiled") or ()]
     lines += [f"rank {row['rank']} was {row['ratio']:g} times slower than the others"
               + (f": {row['cause']}" if row["cause"] else "") for row in report.get("stragglers") or ()]
+    lines += [f"step {row['step']} was not saved: {row['reason']}" for row in report.get("unsaved") or ()]
+    lines += [f"node replacement: {row['node']} created in {row['create_s']:.2f} s, started in {row['start_s']:.2f} s"
+              + (f", imported and joined in {row['join_s']:.2f} s" if row["join_s"] is not None else "")
+              for row in report.get("created") or ()]
+    lines += [f"containers cleanup: {row['node']} removed {row['after_s']:.2f} s after its end"
+              + (f" (exit code {row['exit_code']})" if "exit_code" in row else "")
+              for row in report.get("cleaned") or ()]
     skipped = list(report.get("skipped") or ())
     if skipped:
         some = ", ".join(map(str, skipped[:8]))

@@ -41,14 +41,6 @@ def containers(client, cluster) -> list[dict]:
     return [client.inspect_container(name) for name in things.containers]
 
 
-def test_both_backends_end_in_the_same_bits(cluster):
-    with ftlab.Cluster(nodes=2, spares=0, echo=None) as processes:
-        wanted = processes.submit(trains.everything, steps=30).result(timeout=60)
-    report = cluster.submit(trains.everything, steps=30).result(timeout=60)
-    assert wanted.digest and report.digest == wanted.digest
-    assert (wanted.backend, report.backend) == ("process", "docker")
-
-
 def test_a_node_is_locked_up(cluster, client):
     for each in containers(client, cluster):
         host = each["HostConfig"]

@@ -10,7 +10,8 @@ import pytest
 
 from ftlab.cluster import image, recipe
 from ftlab.cluster.bridge import _routes, free_subnets, pick_address
-from ftlab.cluster.containers import check_memory
+from ftlab.cluster.containers import check_memory, is_a_cluster
+from ftlab.cluster.engine import Owned
 from ftlab.cluster.identity import NodeIdentity, read_identity, write_identity
 from ftlab.cluster.image import environment_binds, outermost
 from ftlab.config import ClusterConfig
@@ -117,3 +118,9 @@ def test_an_identity_survives_its_file_which_only_its_owner_reads(tmp_path):
 def test_settings_that_cannot_work_say_why(settings, words):
     with pytest.raises(ConfigError, match=words):
         ClusterConfig(**settings)
+
+
+@pytest.mark.parametrize(("folder", "ours"), [("/tmp/ftlab-0/ft-1", True), ("/tmp/ftlab-stage-x", False), ("", False)])
+def test_only_what_has_a_run_folder_is_taken_for_a_leftover_cluster(folder, ours):
+    """A sandbox with our labels has no launcher: it was once removed while it ran."""
+    assert is_a_cluster(Owned("ft-1", Path(folder), ["ft-1-node-0"])) is ours

@@ -47,7 +47,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 class Engine:
-    """Holds containers and networks, and filters by labels as the real one does."""
+    """Holds containers, networks and volumes, and filters by labels as the real one does."""
 
     def __init__(self, *marks: dict[str, str]) -> None:
         self.marks = marks
@@ -64,13 +64,16 @@ class Engine:
     def networks(self, filters: dict[str, list[str]]) -> list[dict[str, Any]]:
         return [{"Name": marks["name"], "Labels": marks} for marks in self._matching(filters)]
 
+    def volumes(self, filters: dict[str, list[str]]) -> dict[str, Any]:
+        return {"Volumes": [{"Name": marks["name"], "Labels": marks} for marks in self._matching(filters)] or None}
+
 
 def test_only_this_users_labels_are_looked_for():
     mine = {CLUSTER: "ft-1", FOLDER: "/f/ft-1", USER: str(os.getuid())}
     found = owned(Engine({**mine, "name": "a"}, {**mine, CLUSTER: "ft-2", "name": "b"},
                          {**mine, USER: "4711", "name": "c"}, {"name": "d"}))
     assert [(each.cluster, each.containers) for each in found] == [("ft-1", ["a"]), ("ft-2", ["b"])]
-    assert found[0].folder == Path("/f/ft-1") and len(found[0]) == 2
+    assert found[0].folder == Path("/f/ft-1") and len(found[0]) == 3
 
 
 def test_one_cluster_can_be_asked_for():
@@ -94,5 +97,5 @@ def test_things_done_together_hand_on_the_first_error():
         engine.together([fail, lambda: 1])
 
 
-def test_an_owned_thing_counts_containers_and_networks():
-    assert len(Owned("ft-1", Path("/f"), ["a", "b"], ["n"])) == 3
+def test_an_owned_thing_counts_containers_networks_and_volumes():
+    assert len(Owned("ft-1", Path("/f"), ["a", "b"], ["n"], ["v"])) == 4

@@ -1,7 +1,7 @@
 """Run folders, cards and leftovers.
 
 `labelled` would find the processes of every cluster on this machine, and `reap` would end them: here it is only shown
-the processes that a test started itself.
+the processes that a test started itself. The engine's containers are everybody's too: here nobody is asked for them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from ftlab.cluster import runs
 from ftlab.config import CLUSTER_LABEL, FOLDER_LABEL, runs_dir
 
 SLEEPER = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+
+
+@pytest.fixture(autouse=True)
+def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs.engine, "look", lambda: [])
 
 
 @pytest.fixture
@@ -140,3 +145,14 @@ def test_a_cluster_that_is_just_being_started_is_not_touched(folder, sleeper):
     assert runs.find_leftovers() == []
     os.utime(made, (1.0, 1.0))
     assert [each.pids for each in runs.find_leftovers()] == [(child.pid,)], "but it must get ready some time"
+
+
+def test_a_cluster_that_starts_slowly_is_no_leftover_while_its_launcher_lives(folder, sleeper):
+    """On a busy machine the card takes longer than anybody would wait for it; another start once removed such one."""
+    made, launcher = runs.make_folder("slow"), sleeper("slow")
+    runs.write_pid(made, launcher.pid)
+    os.utime(made, (1, 1))
+    assert runs.find_leftovers() == [] and runs.launcher_lives("slow", made)
+    launcher.kill()
+    launcher.communicate()
+    assert [each.cluster for each in runs.find_leftovers()] == ["slow"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftlab import faults
-from ftlab.errors import ConfigError, UnknownFault
+from ftlab.errors import ConfigError, FaultUnavailable, UnknownFault
 from ftlab.faults import KINDS, Fault, make
 from ftlab.faults.catalogue import HEALABLE, WAYS
 
@@ -41,6 +41,9 @@ def test_hangs_and_partitions_can_be_healed(kind):
     (faults.corrupt("swap", at_step=30), "corrupt all by swap at step 30"),
     (faults.nan("rank-1", "again"), "nan rank-1 by again"),
     (faults.straggler("node-2", heal_after=2), "straggler node-2, healed after 2 s"),
+    (faults.partition(["node-1", "rank-2"], way="sends"), "partition node-1,rank-2 by sends"),
+    (faults.link("node-1", loss=0.3, at_step=5), "link node-1 at step 5"),
+    (faults.disk("node-1", 2.0), "disk node-1, healed after 2 s"),
 ])
 def test_a_fault_describes_itself(fault, words):
     assert fault.describe() == words
@@ -75,6 +78,10 @@ class Hands:
     """A cluster that takes note of what is done to it."""
 
     running = True
+    gap = ""  # why it cannot do what is asked
+
+    def missing(self, needs):
+        return f"{needs[0]}: {self.gap}" if self.gap else ""
 
     def __init__(self) -> None:
         self.orders: list[dict[str, object]] = []
@@ -108,6 +115,10 @@ class Hands:
     (faults.straggler("node-3", 0.5), {"do": "straggler", "node": "node-3", "pid": 103, "share": 0.5}),
     (faults.hang("node-0"), {"do": "hang", "node": "node-0"}),
     (faults.partition("node-0"), {"do": "cut", "node": "node-0"}),
+    (faults.partition(["rank-0", "rank-2"]), {"do": "cut", "node": "node-0,node-2"}),
+    (faults.partition(["rank-1", "rank-2"], way="sends"), {"do": "cut", "node": "node-2", "way": "sends"}),
+    (faults.link("rank-2", 0.3), {"do": "link", "node": "node-2", "loss": 0.3, "delay_ms": 0.0, "rate_mbit": 0.0}),
+    (faults.disk("node-3"), {"do": "disk", "node": "node-3"}),
     (faults.controller(), {"do": "kill_controller"}),
     (faults.blackout(), {"do": "kill_all"}),
 ], ids=lambda it: it.describe() if isinstance(it, Fault) else "")
@@ -119,3 +130,38 @@ def test_an_injection_orders_one_thing_and_keeps_the_receipt(fault, order):
     ((kind, fields),) = hands.records
     assert kind == "fault.injected" and fields["at"] == 5.0
     assert fields["data"] == {"fault": fault.kind, "target": injection.target, "receipt": injection.receipt}
+
+
+@pytest.mark.parametrize(("fault", "needs"), [
+    (faults.kill("node-1"), ()),
+    (faults.partition("node-1"), ("partition",)),
+    (faults.partition("node-1", way="receives"), ("split",)),
+    (faults.partition(["node-1", "node-2"]), ("split",)),
+    (faults.link("node-1", loss=0.2, delay_ms=5), ("loss", "delay")),
+    (faults.link("node-1", loss=0, rate_mbit=1), ("rate",)),
+    (faults.oom("node-1"), ()),
+    (faults.oom("node-1", "kernel"), ("cage",)),
+    (faults.disk("node-1"), ("disk",)),
+])
+def test_a_fault_names_what_it_needs(fault, needs):
+    assert fault.needs == needs
+
+
+@pytest.mark.parametrize("when", [{}, {"at_step": 100}, {"after": 60.0}])
+def test_what_cannot_be_done_is_refused_at_once_and_not_when_its_time_comes(when):
+    hands = Hands()
+    hands.gap = "this kernel cannot"
+    with pytest.raises(FaultUnavailable, match="delay: this kernel cannot"):
+        faults.link("node-1", loss=0, delay_ms=5, **when).inject(hands)
+    assert hands.orders == hands.records == []
+
+
+@pytest.mark.parametrize(("make_it", "words"), [
+    (lambda: faults.link("node-1", loss=0), "nothing is wrong with it"),
+    (lambda: faults.link("node-1", loss=1.5), "loss must be between 0 and 1"),
+    (lambda: faults.link("node-1", delay_ms=-1), "not negative"),
+    (lambda: faults.kill("node-1,node-2"), "only a partition takes several"),
+])
+def test_a_plan_that_makes_no_sense_is_refused(make_it, words):
+    with pytest.raises(ConfigError, match=words):
+        make_it()
