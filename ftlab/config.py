@@ -6,6 +6,7 @@ Environment variables are read here and nowhere else.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -64,7 +65,7 @@ class ClusterConfig(_Checked):
     heartbeat_s: float = 0.1  # how often a node reports
     suspect_s: float = 0.3  # silence after which a node is SUSPECT
     dead_s: float = 0.55  # silence after which a node is DEAD
-    detector: str = "timeout"  # "timeout": by the two times above; "phi": by how regular a node's heartbeats were
+    detector: str = "timeout"  # "timeout": by the two times above; "phi": by their rhythm; "own": the owner's
     crowd_s: float = 2.5  # the same while most nodes are silent at once: a busy machine is likelier than so many deaths
     lease_s: float = 5.0  # a node that has not heard the controller for so long stops training by itself
     stall_floor_s: float = 1.0  # a step is never called stalled before this
@@ -90,8 +91,8 @@ class ClusterConfig(_Checked):
         self.require(self.heartbeat_s > 0, "heartbeat_s must be positive")
         self.require(2 * self.heartbeat_s <= self.suspect_s < self.dead_s,
                      "need 2 * heartbeat_s <= suspect_s < dead_s: one late heartbeat is no evidence")
-        self.require(self.detector in ("timeout", "phi"), f"detector must be \"timeout\" or \"phi\" (got "
-                                                          f"{self.detector!r})")
+        self.require(self.detector in ("timeout", "phi", "own"), f"detector must be \"timeout\", \"phi\", or a class "
+                                                                 f"of your own (got {self.detector!r})")
         self.require(self.lease_s > self.dead_s, "lease_s must exceed dead_s: a node must not give up before it is "
                                                  "given up")
 
@@ -209,9 +210,11 @@ class JobConfig(_Checked):
     record_samples: bool = False  # write the sample ids of every step to the event log
     start_timeout_s: float = 300.0  # for all workers to reach their first step
     checkpoint: CheckpointConfig | None = None  # None: nothing is saved, and losing all nodes loses all
+    save_every: int = 20  # steps between two saves when `submit` is given a checkpoint manager of one's own
     health: HealthConfig = field(default_factory=HealthConfig)  # what is called bad while all nodes are up
 
     def __post_init__(self) -> None:
+        self.require(self.save_every >= 1, f"save_every must be at least 1 (got {self.save_every})")
         self.require(self.min_nodes is None or self.min_nodes >= 1, "min_nodes must be at least 1")
         self.require(self.shards is None or self.exact, "shards is only used with exact=True")
         self.require(self.shards is None or self.shards >= 1, "shards must be at least 1")
@@ -273,6 +276,15 @@ class ServeConfig(_Checked):
 def runs_dir() -> Path:
     """The folder, private to this user, that holds one folder per running cluster."""
     return Path(os.environ.get("FTLAB_RUNS") or Path(tempfile.gettempdir()) / f"ftlab-{os.getuid()}")
+
+
+def own_programs_first() -> None:
+    """Have programs of this Python environment found before others, also when it is not activated: nbgrader calls
+    `alembic` by its bare name."""
+    folder = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if path[0] != folder:
+        os.environ["PATH"] = os.pathsep.join([folder, *path])
 
 
 def child_environment(cluster: str, folder: Path) -> dict[str, str]:

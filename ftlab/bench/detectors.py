@@ -9,10 +9,12 @@ that was watched, which the table gives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ftlab.bench.heartbeats import record_traces
-from ftlab.health.simulation import LOOK_S, PAUSE_S, PHIS, TIMEOUTS_S, sweep
+from ftlab.health.detector import Detector
+from ftlab.health.simulation import LOOK_S, PAUSE_S, PHIS, TIMEOUTS_S, Row, simulate, sweep
 from ftlab.health.traces import Trace, load_traces
 from ftlab.report.detectors import Mark, Panel, detectors_svg
 from ftlab.report.sheet import sheet
@@ -28,6 +30,19 @@ def bench_detectors(record: bool = False, seconds: float = 60.0, say: Callable[[
     say(f"replaying {len(traces)} traces to {len(timeouts) + 2 * len(phis)} detectors")
     rows = [row.to_dict() for row in sweep(traces, timeouts, phis)]
     return {"bench": "detectors", "recorded": record, "look_s": LOOK_S, "traces": _conditions(traces), "rows": rows}
+
+
+def trade_off(make: Callable[[float], Detector], thresholds: Sequence[float], words: str = "my detector",
+              timeouts: Sequence[float] = TIMEOUTS_S[1::2], phis: Sequence[float] = PHIS[1::2]) -> dict[str, Any]:
+    """The same with somebody's own detector at some thresholds beside ours; one node of each condition, for speed."""
+    traces = [trace for trace in load_traces() if trace.node == "node-0"]
+    rows = [row for row in sweep(traces, timeouts, phis) if row.detector != "phi_pause"]
+    rows += [Row(trace=trace.name, detector="own", threshold=threshold,
+                 outcome=simulate(partial(make, threshold), trace))
+             for trace in traces for threshold in thresholds]
+    names = {"timeout": NAMES["timeout"], "phi": NAMES["phi"], "own": words}
+    return {"bench": "detectors", "recorded": False, "look_s": LOOK_S, "traces": _conditions(traces), "names": names,
+            "rows": [row.to_dict() for row in rows]}
 
 
 def detectors_table(result: dict[str, Any]) -> str:
@@ -49,7 +64,7 @@ def detectors_picture(result: dict[str, Any]) -> str:
     """The bench as SVG, one panel per condition; settings that missed a death are left out."""
     return detectors_svg([Panel(title=trace["name"], curves={
         words: [_mark(row) for row in _rows(result, trace["name"], kind) if row["worst_s"] is not None]
-        for kind, words in NAMES.items()}) for trace in result["traces"]], TITLE)
+        for kind, words in result.get("names", NAMES).items()}) for trace in result["traces"]], TITLE)
 
 
 def quickest_quiet(result: dict[str, Any], trace: str, detector: str) -> dict[str, Any] | None:
@@ -80,7 +95,8 @@ def _mark(row: Mapping[str, Any]) -> Mark:
 
 
 def _setting(row: Mapping[str, Any]) -> str:
-    return f"{row['threshold']:g} s" if row["detector"] == "timeout" else f"φ {row['threshold']:g}"
+    mark = {"timeout": f"{row['threshold']:g} s", "own": f"{row['threshold']:g}"}
+    return mark.get(row["detector"], f"φ {row['threshold']:g}")
 
 
 def _cells(row: Mapping[str, Any] | None) -> list[str]:

@@ -6,6 +6,7 @@ Exit code 0: what was asked happened and every expectation held; 1: it ran and s
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -46,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_checkpoints(commands)
     _add_image(commands)
+    _add_labs(commands)
+    _add_grade(commands)
+    _add_submissions(commands)
     demo = _add(commands, "demo", _demo, "a tour of about two minutes", "ftlab demo")
     demo.add_argument("--quick", action="store_true", help="only the first fault")
     return parser
@@ -175,6 +179,65 @@ def _add_image(commands: Any) -> None:
     build.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
+def _add_labs(commands: Any) -> None:
+    text = "for authors: generate labs/ from solutions/, check both, run and render them"
+    group = commands.add_parser("labs", help=text, description=text, epilog="example: ftlab labs check")
+    inner = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    release = _add(inner, "release", _labs("release"), "generate labs/ from solutions/: first into a temporary folder, "
+                   "then swapped in", "ftlab labs release lab01")
+    check = _add(inner, "check", _labs("check"), "drift, ids, points, metadata, leaked solutions, links, names of "
+                 "tasks; exit code 1 if something is wrong", "ftlab labs check --json")
+    run = _add(inner, "run", _labs("run"), "execute the solutions from fresh kernels; exit code 1 unless all checks "
+               "give full points", "ftlab labs run lab01")
+    points = _add(inner, "points", _labs("show_points"), "write docs/points.md and list the graded cells",
+                  "ftlab labs points")
+    render = _add(inner, "render", _labs("render"), "execute the solutions and write the students' view as HTML pages",
+                  "ftlab labs render lab00 --to build/labs")
+    for each in (release, check, run, render):
+        each.add_argument("lab", metavar="LAB", nargs="*", help="only these, such as lab01 (default: all)")
+    for each in (run, render):
+        each.add_argument("--cell-timeout", type=float, default=600.0, metavar="S",
+                          help="the longest that one cell may take (default 600)")
+    release.add_argument("--force", action="store_true", help="replace labs that somebody has edited")
+    render.add_argument("--to", default="", metavar="FOLDER", help="where the pages go (default build/labs)")
+    for each in (release, check, run, points, render):
+        each.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _add_submissions(commands: Any) -> None:
+    submit = _add(commands, "submit", _submissions("submit"), "for students: run a lab from a fresh kernel, repair "
+                  "what can be repaired, say what fails, pack one file", "ftlab submit lab01 --student alice")
+    submit.add_argument("what", metavar="LAB|NOTEBOOK", help="such as lab01, its folder, or the notebook")
+    submit.add_argument("--student", default="", metavar="NAME", help="who hands it in (default: the login name)")
+    submit.add_argument("--to", default="", metavar="FOLDER", help="where the file goes (default: here)")
+    submit.add_argument("--quick", action="store_true", help="leave out the cells that only show something")
+    submit.add_argument("--cell-timeout", type=float, default=600.0, metavar="S",
+                        help="the longest that one cell may take (default 600)")
+    collect = _add(commands, "collect", _submissions("collect"), "for instructors: take files of ftlab submit, or "
+                   "plain notebooks, into submitted/", "ftlab collect downloads/lab01.zip")
+    collect.add_argument("place", metavar="FOLDER|ARCHIVE")
+    collect.add_argument("--pattern", default="", metavar="REGEX", help="whose a file is, by its path: a regular "
+                         "expression with the group (?P<student>...), perhaps (?P<lab>...)")
+    for each in (submit, collect):
+        each.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _add_grade(commands: Any) -> None:
+    grade = _add(commands, "grade", _grade, "for instructors: grade what was submitted for a lab, each submission in a "
+                 "sandbox, several at once; what was graded before is not graded again",
+                 "ftlab grade lab01 --csv lab01.csv; one student, even if nothing changed: ftlab grade lab01 --student "
+                 "alice --again")
+    grade.add_argument("lab", metavar="LAB", help="such as lab01")
+    grade.add_argument("--jobs", type=int, default=0, metavar="N", help="submissions at once (default: one per core)")
+    grade.add_argument("--student", action="append", default=[], metavar="S", help="only this one (may be repeated)")
+    grade.add_argument("--csv", default="", metavar="FILE", help="write the marks of this lab as CSV")
+    grade.add_argument("--again", action="store_true", help="even what was graded before")
+    grade.add_argument("--sandbox", default="auto", choices=("auto", "container", "namespaces", "limits"),
+                       help="where student's code runs (default auto: the strongest that works here)")
+    grade.add_argument("--memory-mb", type=int, default=3072, metavar="MB", help="for each submission (default 3072)")
+    grade.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
 # The commands import what they need themselves, so that `ftlab --help` answers at once.
 
 
@@ -224,6 +287,29 @@ def _checkpoints(name: str) -> Command:
 def _image_build(arguments: argparse.Namespace) -> int:
     from ftlab.cli.images import build
     return build(arguments)
+
+
+def _labs(name: str) -> Command:
+    return lambda arguments: int(getattr(_course("labs"), name)(arguments))
+
+
+def _submissions(name: str) -> Command:
+    return lambda arguments: int(getattr(_course("submissions"), name)(arguments))
+
+
+def _course(module: str) -> Any:
+    """A module that needs what the extra `labs` installs."""
+    try:
+        return importlib.import_module(f"ftlab.cli.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ftlab"):
+            raise
+        raise ConfigError(f"{error.name} is not installed, and the labs need it",
+                          hint="make setup, or pip install 'ftlab[labs]'") from None
+
+
+def _grade(arguments: argparse.Namespace) -> int:
+    return int(_course("grading").grade(arguments))
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -31,13 +31,14 @@ import cloudpickle
 from ftlab.cluster import abilities, runs
 from ftlab.cluster.client import ApiClient, Follower
 from ftlab.cluster.job import Job
-from ftlab.cluster.launcher_settings import SETTINGS
+from ftlab.cluster.launcher_settings import DETECTOR, SETTINGS
 from ftlab.cluster.progress import Progress
-from ftlab.cluster.shipping import ship
+from ftlab.cluster.shipping import pack_own, ship
 from ftlab.cluster.view import cluster_html, cluster_text
-from ftlab.config import DISK, ClusterConfig, JobConfig, child_environment
+from ftlab.config import DISK, CheckpointConfig, ClusterConfig, JobConfig, checkpoint_dir, child_environment
 from ftlab.errors import ClusterClosed, ClusterError, ConfigError, NodeStartTimeout, from_dict
 from ftlab.events import Event
+from ftlab.train.own import is_manager
 
 _ECHO: Any = object()  # the notebook's standard output, as it is when the cluster is made
 _LAST_WORDS_S = 2.0  # from a node's end to what it said in the launcher's log
@@ -54,12 +55,16 @@ class Cluster:
     """Nodes, spares and a controller on this machine, for as long as this object lives."""
 
     def __init__(self, nodes: int = 4, spares: int = 1, procs_per_node: int = 1, *, backend: str = "process",
-                 policy: Callable[..., Any] | None = None, echo: TextIO | None = _ECHO,
-                 progress: TextIO | None = None, detached: bool = False, **settings: Any) -> None:
+                 policy: Callable[..., Any] | None = None, detector: str | Callable[[], Any] = "timeout",
+                 echo: TextIO | None = _ECHO, progress: TextIO | None = None, detached: bool = False,
+                 **settings: Any) -> None:
         backend = choose_backend(backend)
+        if detector == "own":
+            raise ConfigError("a detector of your own is handed in itself", hint="Cluster(detector=MyDetector)")
+        kind, own = (detector, b"") if isinstance(detector, str) else ("own", pack_own("detector", detector))
         try:
             self.config = ClusterConfig(nodes=nodes, spares=spares, procs_per_node=procs_per_node, backend=backend,
-                                        **settings)
+                                        detector=kind, **settings)
         except TypeError as error:
             raise ConfigError(f"unknown setting: {error}", hint="see ftlab.ClusterConfig") from None
         self.name = f"ft-{secrets.token_hex(4)}"
@@ -68,6 +73,8 @@ class Cluster:
         token = secrets.token_urlsafe(24)
         folder = runs.make_folder(self.name)
         self._folder: Path | None = folder
+        if own:
+            (folder / DETECTOR).write_bytes(own)
         self._launcher: subprocess.Popen[bytes] | None
         self._owner: Connection | None
         self._launcher, self._owner = self._start_launcher(folder, token, detached)
@@ -99,14 +106,18 @@ class Cluster:
 
     def submit(self, train: Callable[..., Any], *args: Any, policy: Callable[..., Any] | None = None,
                config: JobConfig | None = None, **options: Any) -> Job:
-        """Start a job: `train(ctx, *args)` on every rank. `options` are JobConfig's fields, or the function's own."""
+        """Start a job: `train(ctx, *args)` on every rank. `options` are JobConfig's fields, or the function's own.
+
+        `checkpoint` may also be a checkpoint manager of your own, `MyManager(folder)`: see `ftlab.train.own`.
+        """
         fields = JobConfig.__dataclass_fields__
+        manager = _own_manager(options)
         settings = {name: options.pop(name) for name in list(options) if name in fields}
         job_config = _absolute(config or JobConfig(**settings), self.config)
         if job_config.min_nodes is not None and job_config.min_nodes > self.config.nodes:
             raise ConfigError(f"min_nodes={job_config.min_nodes} is more than the cluster's {self.config.nodes} nodes")
         chosen = policy or self._policy
-        code = ship(train, args, options, chosen)
+        code = ship(train, args, options, chosen, manager)
         extra = cloudpickle.dumps(chosen) if chosen else b""
         first = len(self.events)
         name = getattr(train, "__name__", type(train).__name__)
@@ -280,6 +291,20 @@ def choose_backend(name: str) -> str:
     from ftlab.cluster import engine, image
 
     return "process" if image.possible() or engine.available() else "docker"
+
+
+def _own_manager(options: dict[str, Any]) -> Any:
+    """The manager that stands where checkpoint settings may stand, taken out of the options; None if there is none."""
+    found = options.get("checkpoint")
+    if found is None or isinstance(found, CheckpointConfig):
+        return None
+    del options["checkpoint"]
+    if isinstance(found, type):
+        found = found(checkpoint_dir())
+    if not is_manager(found):
+        raise ConfigError(f"checkpoint must be a CheckpointConfig or a checkpoint manager (got {type(found).__name__})",
+                          hint="a manager has save_checkpoint and load_checkpoint")
+    return found
 
 
 def _absolute(config: JobConfig, cluster: ClusterConfig) -> JobConfig:

@@ -13,8 +13,10 @@ from typing import Any
 
 import cloudpickle
 
+from ftlab.cluster.launcher_settings import DETECTOR
 from ftlab.config import ClusterConfig
 from ftlab.events import EventLog
+from ftlab.health.own import MakeOwn
 from ftlab.policy import Policy
 from ftlab.recovery.controller import Controller
 from ftlab.recovery.restore import restore
@@ -48,7 +50,8 @@ class _ControlProcess:
         """Serve until the launcher is gone."""
         loop = asyncio.get_running_loop()
         log = EventLog(self.folder / JOURNAL)
-        controller = Controller(self.config, log, self, self._open_store, loop.call_later)
+        controller = Controller(self.config, log, self, self._open_store, loop.call_later,
+                                load_detector(self.folder / DETECTOR) if self.config.detector == "own" else None)
         server = ControlServer(controller, token=self.token, folder=self.folder, load_policy=load_policy,
                                shutdown=lambda: self._ask(do="close"))
         restored = restore(controller, server.policy_of)
@@ -108,3 +111,17 @@ def load_policy(raw: bytes) -> Policy:
     """A policy that a client holding the token has sent."""
     policy: Policy = cloudpickle.loads(raw)
     return policy
+
+
+def load_detector(path: Path) -> MakeOwn:
+    """The detector that the owner of this cluster has written; one that cannot be loaded fails when it is made."""
+    try:
+        make: MakeOwn = cloudpickle.loads(path.read_bytes())
+        return make
+    except Exception as error:
+        problem = error
+
+    def fail() -> Any:
+        raise problem
+
+    return fail

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 EMPTY = "ftlab-empty:1"
 BUILT = "ftlab-node"  # what `ftlab image build` makes if no other name is given
 IMAGE, PYTHON, SOURCE = "ftlab.image", "ftlab.python", "ftlab.source"  # labels of an image
-_RUNTIME = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ssl", "/etc/alternatives", "/etc/ld.so.cache",
+RUNTIME = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ssl", "/etc/alternatives", "/etc/ld.so.cache",
             "/etc/localtime")
 _OWN = ("/", "/tmp", "/proc", "/sys", "/dev", "/run", "/etc", "/var")  # the container has its own, or nobody's
 
@@ -108,7 +108,7 @@ def environment_binds(path: Sequence[str] | None = None) -> list[str]:
     """The folders of the host that a container of way (a) sees, read-only, under their own names."""
     here = [sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.realpath(sys.executable))),
             str(Path(__file__).parents[1])]
-    return outermost([*_RUNTIME, *here, *(sys.path if path is None else path)])
+    return outermost([*RUNTIME, *here, *(sys.path if path is None else path)])
 
 
 def outermost(paths: Iterable[str]) -> list[str]:

@@ -2,3 +2,4 @@
 
 SETTINGS = "settings.json"
 SOCKET = "launcher.sock"
+DETECTOR = "detector.pickle"  # of the owner's own, beside them

@@ -166,6 +166,9 @@ def _read_card(folder: Path) -> dict[str, Any] | None:
     """A cluster's card, if its launcher lives."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         card: dict[str, Any] = json.loads((folder / CARD).read_text())
-        if is_running(int(card["launcher_pid"]), str(card["cluster"])):
+        if "started" in card:  # a sandbox: its maker is no launcher of ours, and known by when it was started
+            with contextlib.suppress(psutil.Error):
+                return card if psutil.Process(int(card["launcher_pid"])).create_time() == card["started"] else None
+        elif is_running(int(card["launcher_pid"]), str(card["cluster"])):
             return card
     return None

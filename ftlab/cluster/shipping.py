@@ -15,19 +15,34 @@ _HINT = "make it inside the train function: each node needs its own"
 
 
 def ship(train: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
-         policy: Callable[..., Any] | None = None) -> bytes:
-    """The train function, its arguments and its policy as bytes; raises NotPicklable that names the culprit."""
+         policy: Callable[..., Any] | None = None, manager: Any = None) -> bytes:
+    """The train function, its arguments, its policy and its checkpoint manager as bytes; raises NotPicklable that names
+    the culprit."""
     if not callable(train):
         raise NotPicklable(f"a train function must be callable, got {type(train).__name__}",
                            hint="def train(ctx): ...")
     try:
-        raw = cloudpickle.dumps((train, args, kwargs or {}, policy))
+        raw = cloudpickle.dumps((train, args, kwargs or {}, policy, manager))
     except Exception as error:
-        raise _explain(train, args, kwargs or {}, error) from None
+        more = {"the checkpoint manager": manager} if manager is not None else {}
+        raise _explain(train, args, {**(kwargs or {}), **more}, error) from None
     if len(raw) > MAX_CODE_BYTES:
         raise NotPicklable(f"the train function carries {len(raw) >> 20} MB with it, the limit is "
                            f"{MAX_CODE_BYTES >> 20} MB", seen=_heaviest(train), hint=_HINT)
     return bytes(raw)
+
+
+def pack_own(what: str, part: Callable[..., Any]) -> bytes:
+    """Somebody's own part of the control plane (a detector) as bytes; raises NotPicklable."""
+    name = getattr(part, "__name__", type(part).__name__)
+    if not callable(part):
+        raise NotPicklable(f"a {what} of your own must be a class, got {name}",
+                           hint=f"hand in the class itself: {what}=MyClass")
+    try:
+        return bytes(cloudpickle.dumps(part))
+    except Exception as error:
+        raise NotPicklable(f"{name} cannot be sent to the controller: {error}",
+                           hint="open files and start threads inside of its methods") from None
 
 
 def _explain(train: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],

@@ -26,6 +26,11 @@ def compare(run: Report, twin: Report) -> dict[str, Any]:
             "samples_lost": sum((wanted - seen).values()), "samples_repeated": sum((seen - wanted).values())}
 
 
+def judged(run: Report, twin: Report) -> Report:
+    """The same report with its verdict against an undisturbed twin, to be shown."""
+    return Report({**run.facts, **compare(run, twin)}, run.events, run.values, twin)
+
+
 def _reordered(run: Report) -> bool:
     """Whether the order of additions had to change: the world did, or batches were cut into smaller pieces."""
     split = any(row["action"] == "Split" for row in run.facts["spoiled"])
@@ -34,7 +39,7 @@ def _reordered(run: Report) -> bool:
 
 
 def _largest_difference(run: Report, twin: Report) -> float | None:
-    if not run.value or not twin.value:
+    if not all(isinstance(each.value, dict) and "probe" in each.value for each in (run, twin)):
         return None
     pairs = zip(run.value["probe"], twin.value["probe"], strict=True)
     return max((abs(mine - theirs) for mine, theirs in pairs), default=None)

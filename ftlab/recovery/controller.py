@@ -20,6 +20,7 @@ from ftlab.config import ClusterConfig
 from ftlab.errors import BadMessage, BadPolicy, FtlabError, JobCancelled, JobError, WaitTimeout
 from ftlab.events import EventLog
 from ftlab.health.heartbeat import Watch
+from ftlab.health.own import MakeOwn
 from ftlab.membership import RankTable, Verdict, seat_nodes
 from ftlab.policy import Failure, Snapshot
 from ftlab.recovery.hearing import Hearing
@@ -33,7 +34,7 @@ TICK_S = 0.05  # a node that is silent is given up at most this much too late
 GATHER_S = 0.004  # failures that arrive together are decided on together
 _ASK_AGAIN_S = 0.25  # a policy that said Wait
 _ACK_EVERY = 3  # heartbeats: often enough for a lease, and to let nodes forget what is written down
-_CAUSE_S = 2.0  # a node looks at its workers once a second; a slow rank is told of once it is known why, or after this
+_CAUSE_S = 1.5  # a node looks at its workers once a second: after this it has seen why one of them is slow
 _SPARE_RETRIES = 3  # of a worker that fails on a node without a seat
 
 
@@ -41,9 +42,10 @@ class Controller:
     """Decides for one cluster; single-threaded, driven by its server's event loop."""
 
     def __init__(self, config: ClusterConfig, log: EventLog, provider: Provider,
-                 store: Callable[[], tuple[str, int]], later: Callable[[float, Callable[[], None]], Any]) -> None:
+                 store: Callable[[], tuple[str, int]], later: Callable[[float, Callable[[], None]], Any],
+                 own_detector: MakeOwn | None = None) -> None:
         self.config, self.log, self.store, self.later = config, log, store, later
-        self.roster = Roster(config, log, provider, later, self._node_died)
+        self.roster = Roster(config, log, provider, later, self._node_died, own_detector)
         self.watch = ProgressWatch(config)
         self.hearing = Hearing(log, self.watch, self._worker_failed, self._rewind)
         self.job: Job | None = None
@@ -399,7 +401,7 @@ class Controller:
         node = self.roster.get(seat.node)
         cause = node.workers[seat.local_rank].slow if node and seat.local_rank in node.workers else ""
         job.slow_since = job.slow_since or time.monotonic()
-        if not cause and time.monotonic() - job.slow_since < _CAUSE_S:
+        if time.monotonic() - job.slow_since < _CAUSE_S:
             return
         detail = (f"rank {slow.rank} takes {slow.busy_s * 1e3:.0f} ms for a step, "
                   f"the others {slow.others_s * 1e3:.0f} ms")

@@ -53,7 +53,7 @@ class Job:
     error: FtlabError | None = None
     repeats: dict[str, int] = field(default_factory=dict)
     spent: dict[str, list[int]] = field(default_factory=dict)  # cause → steps at which it was recovered from
-    slow_since: float | None = None  # one rank holds the others up since then, and why is not yet known
+    slow_since: float | None = None  # one rank holds the others up since then, and is not yet told of
     split: bool = False  # a worker was killed for memory: the next generation cuts its batches smaller
 
     def __post_init__(self) -> None:

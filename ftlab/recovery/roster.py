@@ -15,6 +15,7 @@ from ftlab.config import ClusterConfig
 from ftlab.events import EventLog
 from ftlab.health.detector import PhiConfig, PhiDetector
 from ftlab.health.heartbeat import FixedTimeout
+from ftlab.health.own import MakeOwn, OwnDetector
 from ftlab.membership import Verdict
 from ftlab.recovery.views import NodeView
 
@@ -35,11 +36,13 @@ class Roster:
     """All nodes of a cluster."""
 
     def __init__(self, config: ClusterConfig, log: EventLog, provider: Provider,
-                 later: Callable[[float, Callable[[], None]], Any], on_death: OnDeath) -> None:
+                 later: Callable[[float, Callable[[], None]], Any], on_death: OnDeath,
+                 own_detector: MakeOwn | None = None) -> None:
         self.config, self.log, self.provider, self.later, self.on_death = config, log, provider, later, on_death
         self.nodes: dict[str, NodeView] = {}
         self.detector = FixedTimeout(suspect_s=config.suspect_s, dead_s=config.dead_s)
         self._phi = PhiConfig(first_s=config.heartbeat_s, pause_s=config.suspect_s - config.heartbeat_s)
+        self._own = own_detector
         self._next_number = 0
 
     def get(self, name: str) -> NodeView | None:
@@ -86,13 +89,22 @@ class Roster:
         node.address, node.pid, node.instance = hello.address, hello.pid, hello.instance
         node.replica_port = hello.replica_port
         node.link, node.drop_link, node.heard, node.verdict = link, drop_link, time.monotonic(), Verdict.ALIVE
-        node.rhythm = PhiDetector(self._phi) if self.config.detector == "phi" else None
+        node.rhythm = self._rhythm(node.name)
         node.job = "" if fresh else hello.job
         if fresh:
             node.workers, node.born = {}, generation
         node.take_progress(hello.workers, adopt=not fresh)
         node.send(messages.Welcome(fresh=fresh, heartbeat_s=self.config.heartbeat_s, lease_s=self.config.lease_s))
         return node, fresh
+
+    def _rhythm(self, name: str) -> PhiDetector | OwnDetector | None:
+        """What learns the rhythm of a node's heartbeats; None where fixed times are enough."""
+        if self._own is not None:
+            return OwnDetector(self._own, self.detector, lambda problem: self._own_failed(name, problem))
+        return PhiDetector(self._phi) if self.config.detector == "phi" else None
+
+    def _own_failed(self, name: str, problem: str) -> None:
+        self.log.record("detector.failed", source=name, reason=problem)
 
     def pair(self, nodes: list[NodeView]) -> None:
         """Tell every node who keeps replicas of its snapshots: the next one."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ftlab import messages
 from ftlab.health.detector import PhiDetector
+from ftlab.health.own import OwnDetector
 from ftlab.health.progress import Sighting, Standing
 from ftlab.membership import Verdict
 from ftlab.messages import Place
@@ -76,7 +77,7 @@ class NodeView:
     drop_link: Callable[[str], None] | None = None
     heard: float = 0.0
     beats: int = 0  # heartbeats so far
-    rhythm: PhiDetector | None = None  # of its heartbeats, where the cluster goes by that
+    rhythm: PhiDetector | OwnDetector | None = None  # of its heartbeats, where the cluster goes by that
     started: float = 0.0  # when it was asked for
     verdict: Verdict = Verdict.ALIVE
     born: int = 0  # the generation it joined in: it can have had no seat up to then

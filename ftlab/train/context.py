@@ -10,6 +10,7 @@ ask for it after the expensive set-up, not before.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import zlib
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ftlab import messages
@@ -303,6 +305,9 @@ class TrainContext:
         answer = ranks.agree(answer)
         if isinstance(answer, FtlabError):
             raise answer
+        if isinstance(answer, acts.Rollback):
+            with contextlib.suppress(RuntimeError, ValueError):  # who leaves cuts the group: all must have heard first
+                dist.barrier()
         mender.note(spoiled.cause, step)
         self._act(answer, spoiled.reason, step)
 

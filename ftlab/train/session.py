@@ -24,13 +24,14 @@ from ftlab.checkpoint import ranks, tree
 from ftlab.checkpoint.state import TrainingState, differences
 from ftlab.elastic import transfer
 from ftlab.elastic.group import Group, GroupSevered
-from ftlab.errors import FtlabError, ModelMismatch, TrainingFailed
+from ftlab.errors import FtlabError, ModelMismatch, StateLost, TrainingFailed
 from ftlab.membership import RankTable
 from ftlab.messages import Place
 from ftlab.policy import Rollback
 from ftlab.train.ladder import Ladder, Note
 from ftlab.train.link import WorkerLink
 from ftlab.train.mending import Book, Mender
+from ftlab.train.own import OwnManager
 from ftlab.train.saver import Saver
 from ftlab.train.sharded import ShardedJob
 from ftlab.train.status import StatusPage
@@ -50,7 +51,9 @@ class Session:
     def __init__(self, link: WorkerLink, page: StatusPage, node: str, local_rank: int, ladder: Ladder) -> None:
         self.link, self.page, self.node, self.local_rank, self.ladder = link, page, node, local_rank, ladder
         own = ladder.slots[:len(ladder.slots) // 2]  # the others hold replicas
-        self.saver = Saver(ladder.config, link, ladder.job, own, ladder.busy) if ladder.config else None
+        self.saver: Saver | OwnManager | None = (
+            Saver(ladder.config, link, ladder.job, own, ladder.busy) if ladder.config else None)
+        self._own: OwnManager | None = None
         self.sharded: ShardedJob | None = None  # set by ctx.sharded
         self.state = TrainingState()
         self.group: Group | None = None
@@ -64,10 +67,15 @@ class Session:
         self._parked = False
         self._secret = b""  # of the generation: members prove it to each other when state travels
         self._trained = False  # the job has committed steps
+        self._condemn = ""  # why the checkpoint that was loaded last is not to be used again
         self._back_to = -1  # the step to go back to, or before it; -1: nowhere
         self._split = False  # a worker was killed for memory before this generation
         self.mender: Mender | None = None  # set by the worker
         self.wrapped: object | None = None  # an ElasticDDP, if the train function made one
+
+    def use(self, manager: OwnManager) -> None:
+        """Save and load with a manager of the user's."""
+        self.saver = self._own = manager
 
     @property
     def generation(self) -> int:
@@ -125,8 +133,7 @@ class Session:
     def rewind(self, back: Rollback, reason: str) -> None:
         """Give up the present state, as all ranks do: the next generation begins from an older checkpoint."""
         assert self.mender is not None
-        if back.condemn and self.rank == 0:
-            self._tell(self.ladder.condemn(str(self.mender.book.notes.get("loaded", "")), reason))
+        self._condemn = reason if back.condemn else ""
         self._back_to = max(0, self.state.step - back.steps)
         self._leave(reason, rewind=True)
         self._holds = False
@@ -235,7 +242,7 @@ class Session:
             self.mender.book = Book.of_all([Book(notes) for notes in books])
         if self._split:
             self.mender.book.split()
-        self._back_to, self._split = -1, False
+        self._back_to, self._split, self._condemn = -1, False, ""
         self._holds = self.synchronised = True
 
     def _synchronise_sharded(self, job: ShardedJob) -> None:
@@ -274,6 +281,9 @@ class Session:
         newest = max(steps)
         holders = [rank for rank, step in enumerate(steps) if step == newest] if newest >= 0 else [0]
         self.source = "live" if newest >= 0 else "initial"
+        if newest < 0 and self._own is not None:
+            holders = self._load_own(self._own, self._trained or any(int(row[2]) for row in rows))
+            return holders, [rank for rank in range(self.world) if rank not in holders]
         back = [rank for rank, row in enumerate(rows) if int(row[4]) >= 0]
         if back:  # also when the world broke before all had heard that they are to go back
             self._back_to = min(int(rows[rank][4]) for rank in back)
@@ -283,9 +293,33 @@ class Session:
             holders, self.source = self.ladder.choose(kept, self._trained or any(int(row[2]) for row in rows))
         return holders, [rank for rank in range(self.world) if rank not in holders]
 
+    def _load_own(self, own: OwnManager, trained: bool) -> list[int]:
+        """All ranks load with the user's manager; those that hold the state then."""
+        try:
+            mine = torch.tensor([own.load(self.state)])
+        except Exception as error:
+            self._require_broken(error)
+            raise
+        steps = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(steps, mine)
+        found = [int(step) for step in steps]
+        if len(set(found)) > 1:
+            raise StateLost(f"the checkpoint manager loaded different steps on different ranks: {found}",
+                            hint="all ranks must load the same checkpoint: let rank 0 choose")
+        if found[0] < 0 and trained:
+            raise StateLost("no rank holds a committed step any more, and the checkpoint manager found no checkpoint")
+        if found[0] < 0:
+            return [0]
+        self.source = "storage"
+        if self.rank == 0:
+            self._tell(own.loaded(found[0]))
+        return list(range(self.world))
+
     def _climb_down(self) -> None:
         """Nobody lives who holds the state: take it from the rung that was chosen."""
-        if self.source in ("memory", "storage"):
+        if self.source in ("memory", "storage") and self._own is None:  # its manager has already loaded
+            if self._condemn and self.mender is not None:  # only here: one rank goes back, and it has heard why
+                self._tell(self.ladder.condemn(str(self.mender.book.notes.get("loaded", "")), self._condemn))
             at_most = self._back_to if self._back_to >= 0 else None
             notes = self.ladder.load(self.source, self.state, self._trained, at_most)
             self._tell(notes)

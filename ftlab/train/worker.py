@@ -27,6 +27,7 @@ from ftlab.train.context import TrainContext
 from ftlab.train.ladder import Ladder
 from ftlab.train.link import WorkerLink
 from ftlab.train.mending import Mender
+from ftlab.train.own import OwnManager
 from ftlab.train.session import Released, Session
 from ftlab.train.status import StatusPage
 from ftlab.train.trap import set_trap
@@ -41,7 +42,7 @@ class WorkerSpec:
 
     node: str
     local_rank: int
-    code: bytes  # cloudpickle of (train function, positional and keyword arguments, policy or None)
+    code: bytes  # cloudpickle of (train function, its arguments by position and by name, policy, checkpoint manager)
     path: list[str]  # the notebook's sys.path
     config: dict[str, Any]  # JobConfig
     job: str = ""
@@ -85,7 +86,9 @@ def warm_up() -> None:
 
 def _train(spec: WorkerSpec, session: Session, page: StatusPage, config: JobConfig) -> None:
     sys.path[:] = [*spec.path, *(entry for entry in sys.path if entry not in spec.path)]
-    train, args, kwargs, policy = cloudpickle.loads(spec.code)
+    train, args, kwargs, policy, manager = cloudpickle.loads(spec.code)
+    if manager is not None:
+        session.use(OwnManager(manager, config.save_every))
     session.mender = session.state.rider = Mender(config, policy or decide)
     context = TrainContext(session, page, config)
     value = train(context, *args, **kwargs)

@@ -37,7 +37,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def cluster(backend: str) -> Iterator[ftlab.Cluster]:
     """One cluster for all cases of a backend; when it ends, nothing of it is left anywhere."""
     before, running = look(), {each.cluster for each in engine.look()}
-    with ftlab.Cluster(nodes=2, spares=1, backend=backend, echo=None) as cluster:
+    with ftlab.Cluster(nodes=2, spares=1, backend=backend, start_timeout_s=300, echo=None) as cluster:
         yield cluster
     assert wait_until_gone(before) == []
     assert [each for each in engine.look() if each.cluster == cluster.name and each.cluster not in running] == []

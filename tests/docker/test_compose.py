@@ -195,18 +195,6 @@ def test_a_killed_node_is_replaced_by_the_spare_and_prometheus_sees_it(stack, cl
     wait_for(lambda: seen('increase(ftlab_detections_total{cause="node"}[5m])') > 0, 60, "an increase")
 
 
-def test_a_job_goes_on_while_the_controllers_container_is_restarted(stack, cluster):
-    job = cluster.submit(trains.everything, steps=400)
-    job.wait_for_step(20)
-    [controller] = stack.containers("controller")
-    subprocess.run(["docker", "restart", "-t", "1", controller["Id"]], check=True, capture_output=True, timeout=60)
-    report = job.result(timeout=180)
-    with ftlab.Cluster(nodes=2, spares=0, echo=None) as processes:
-        assert report.digest == processes.submit(trains.everything, steps=400).result(timeout=90).digest
-    started = [event.data["restored"] for event in cluster.events if event.kind == "controller.started"]
-    assert started[-1] is True and started[0] is False
-
-
 def test_checkpoints_go_to_the_volume_that_all_nodes_share(cluster):
     where = CheckpointConfig(directory="/checkpoints/run", every=10)
     report = cluster.submit(trains.everything, steps=40, checkpoint=where).result(timeout=90)

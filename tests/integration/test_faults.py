@@ -11,7 +11,7 @@ from ftlab import faults
 from ftlab.cluster.cgroups import available as cages_available
 from ftlab.cluster.packets import available
 from ftlab.drill import DRILLS, run_drill, run_random
-from ftlab.errors import FaultError, StateLost, UnknownFault, UnknownNode
+from ftlab.errors import FaultError, FaultUnavailable, StateLost, UnknownFault, UnknownNode
 from ftlab.faults.catalogue import WAYS
 from tests import trains
 from tests.conftest import require
@@ -27,10 +27,19 @@ def twins() -> dict:
 VERDICTS = {("oom", "allocation"): "equivalent", ("oom", "kernel"): "equivalent", ("nan", "again"): "diverged"}
 
 
-@pytest.mark.parametrize(("name", "way"), [(name, way) for name in DRILLS
+ONLY_CONTAINERS = ("disk",)
+
+
+@pytest.mark.parametrize("name", ONLY_CONTAINERS)
+def test_a_drill_that_processes_cannot_do_is_refused_before_anything_starts(name):
+    with pytest.raises(FaultUnavailable, match="needs containers"):
+        run_drill(name)
+
+
+@pytest.mark.parametrize(("name", "way"), [(name, way) for name in DRILLS if name not in ONLY_CONTAINERS
                                            for way in (WAYS[name] if name in ("nan", "oom") else ("",))])
 def test_every_drill_holds(name, way, twins):
-    if name == "partition":
+    if name in ("partition", "split", "link"):
         require("filters", not available(), available())
     if way == "kernel":
         require("cgroups", not cages_available(), cages_available())

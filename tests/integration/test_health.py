@@ -203,8 +203,8 @@ def test_a_slow_rank_is_found_with_its_cause_and_its_node_replaced(cluster, undi
 
 
 def test_without_leave_a_slow_rank_is_only_told(cluster, undisturbed):
-    wanted = undisturbed(trains.network, steps=150)
-    report = run_with(cluster, trains.network, faults.straggler("rank-1", at_step=20, heal_after=1.5), steps=150,
+    wanted = undisturbed(trains.network, steps=250)
+    report = run_with(cluster, trains.network, faults.straggler("rank-1", at_step=20, heal_after=4), steps=250,
                       health=HealthConfig(straggler_steps=20))
     assert report.facts["stragglers"][0]["rank"] == 1 and report.generations == 1
     assert [event.kind for event in report.events if event.kind == "fault.healed"] == ["fault.healed"]

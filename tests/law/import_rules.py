@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("cli", "widgets", "grading"),
+    ("cli",),
+    ("widgets", "grading"),
     ("bench", "drill", "engines"),
     ("cluster", "faults"),
     ("recovery", "train"),
     ("checkpoint", "health", "elastic", "metrics", "report"),
     ("errors", "config", "events", "membership", "messages", "policy"),
 )
-TOP, BASE = LAYERS[0], LAYERS[-1]
+TOP, BASE = (*LAYERS[0], *LAYERS[1]), LAYERS[-1]
 LINE = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 
 # third-party package -> the only rooms that may import it
@@ -28,6 +29,7 @@ FENCES: dict[str, frozenset[str]] = {
     "prometheus_client": frozenset({"metrics"}),
     "ray": frozenset({"engines"}),
     "ipywidgets": frozenset({"widgets"}),
+    "nbgrader": frozenset({"grading"}),
     "tornado": frozenset({"recovery", "cluster"}),
     "torch": frozenset(LINE) - frozenset(BASE) - {"recovery", "metrics", "faults"},
 }

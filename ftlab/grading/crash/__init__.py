@@ -20,12 +20,3 @@ sync_file_range counts as nothing. Writes through shared memory (mmap), io_uring
 error, as is any save whose recorded operations do not add up to what it left on disk. Student's code runs in children
 only and nothing of it is unpickled here, but code that sets out to forge its own results can.
 """
-
-from __future__ import annotations
-
-from ftlab.grading.crash.check import check_crashes
-from ftlab.grading.crash.operations import Operation
-from ftlab.grading.crash.result import CrashResult, Explanation, Failure
-from ftlab.grading.crash.stage import Stage
-
-__all__ = ["CrashResult", "Explanation", "Failure", "Operation", "Stage", "check_crashes"]

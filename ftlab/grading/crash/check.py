@@ -12,13 +12,16 @@ from ftlab.grading.crash.explain import MISTAKES, explain, what_was_lost
 from ftlab.grading.crash.images import Image, Images, select
 from ftlab.grading.crash.operations import Recording
 from ftlab.grading.crash.result import CrashResult, Explanation, Failure
-from ftlab.grading.crash.stage import Function, Stage
+from ftlab.grading.stage.current import given_stage
+from ftlab.grading.stage.play import Play
+from ftlab.grading.stage.stage import Function, Stage
 
 MAX_HANGS = 10  # loads that may hang before the rest is not tried any more
 
 
-def check_crashes(prepare: Function, save: Function, load: Function, *, folder: Path | None = None, limit: int = 400,
-                  save_s: float = 60.0, load_s: float = 10.0, stage: Stage | None = None) -> CrashResult:
+def check_crashes(prepare: Function | Play, save: Function | Play, load: Function | Play, *,
+                  folder: Path | None = None, limit: int = 400, save_s: float = 60.0, load_s: float = 10.0,
+                  stage: Stage | None = None) -> CrashResult:
     """Let the machine die at every operation of a save, and see whether load gives the old or the new state each time.
 
     `prepare(folder)` leaves the old state, `save(folder)` writes the new one, `load(folder)` returns it. All three run
@@ -28,6 +31,7 @@ def check_crashes(prepare: Function, save: Function, load: Function, *, folder: 
     """
     if limit < 1:
         raise ConfigError(f"limit must be at least 1: one image has to be tried (got {limit})")
+    stage = stage or given_stage()
     if stage is None:
         with Stage(folder) as own:
             return check_crashes(prepare, save, load, limit=limit, save_s=save_s, load_s=load_s, stage=own)
@@ -57,6 +61,7 @@ class _Judge:
         """What load gave for an image."""
         if image.key not in self._answers:
             self._images.build(image, self._stage.folder)
+            self._stage.hand_over(self._stage.folder)
             begin = time.monotonic()
             self._answers[image.key] = self._stage.load(self._limit())
             took = time.monotonic() - begin
@@ -98,7 +103,8 @@ def _judge_all(recording: Recording, images: Images, judge: _Judge, limit: int, 
             failed.append(image)
     first = _describe(images, judge, failed[0]) if failed else None
     return CrashResult(images=tried, survived=tried - len(failed), possible=len(possible), first_failure=first,
-                       operations=recording.operations, seconds=time.monotonic() - begin)
+                       operations=recording.operations, seconds=time.monotonic() - begin,
+                       failed_after_return=sum(image.must_be_new for image in failed))
 
 
 def _describe(images: Images, judge: _Judge, image: Image) -> Failure:

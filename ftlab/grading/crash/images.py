@@ -16,7 +16,7 @@ from pathlib import Path
 from ftlab.errors import FaultError
 from ftlab.grading.crash.disk import VARIANTS, Choice, Disk
 from ftlab.grading.crash.operations import ENTRIES, Recording
-from ftlab.grading.crash.stage import remove
+from ftlab.grading.stage.stage import remove
 
 _MAX_SINGLE_WRITES = 8  # so many writes of a file are lost alone, spread evenly
 
@@ -71,7 +71,7 @@ class Images:
 
     def build(self, image: Image, folder: Path) -> None:
         """Make a folder look like an image, with the times that its files had."""
-        if folder.exists():
+        if os.path.lexists(folder):
             remove(folder)
         folder.mkdir()
         tree, made = self.disk.tree(image.boundary, image.choice), dict[int, Path]()
@@ -95,6 +95,8 @@ class Images:
 
     def _make(self, image: Image, node: int, path: Path, made: dict[int, Path]) -> None:
         kind = self.disk.kinds.get(node, "file")
+        if os.path.realpath(path.parent) != str(path.parent):  # student's links must not lead our writes elsewhere
+            raise FaultError(f"`{path.name}` lies behind a symbolic link, which cannot be followed")
         if kind == "directory":
             path.mkdir()
         elif kind == "symlink":

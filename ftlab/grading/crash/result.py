@@ -53,6 +53,7 @@ class CrashResult:
     first_failure: Failure | None
     operations: tuple[Operation, ...]  # what save did, in order
     seconds: float
+    failed_after_return: int = 0  # images that did not survive although save had already returned
 
     @property
     def ok(self) -> bool:

@@ -13,7 +13,10 @@ import psutil
 import pytest
 
 from ftlab.errors import FaultError, FaultUnavailable, JobError, NotPicklable, WaitTimeout
-from ftlab.grading.crash import CrashResult, Stage, check_crashes, ptrace
+from ftlab.grading.crash import ptrace
+from ftlab.grading.crash.check import check_crashes
+from ftlab.grading.crash.result import CrashResult
+from ftlab.grading.stage import Stage
 from tests.integration.grading import saves
 from tests.integration.grading.saves import get, in_place, new, old
 from tests.wrong_managers import WRONG, RightManager, Steps, state
@@ -37,7 +40,7 @@ def nothing_left_behind(stage):
 
 
 def traces() -> set:
-    folders = {str(each) for each in Path(tempfile.gettempdir()).glob("ftlab-crash-*")}
+    folders = {str(each) for each in Path(tempfile.gettempdir()).glob("ftlab-stage-*")}
     return folders | {each.pid for each in psutil.Process().children(recursive=True)}
 
 
@@ -189,7 +192,7 @@ def test_a_check_of_its_own_removes_everything(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_machine_without_ptrace_says_so(monkeypatch):
+def test_a_machine_without_ptrace_says_so(stage, monkeypatch):
     monkeypatch.setattr(ptrace.platform, "machine", lambda: "riscv64")
     with pytest.raises(FaultUnavailable, match="riscv64"):
-        Stage()
+        manage(RightManager, stage)

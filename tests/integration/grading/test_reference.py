@@ -10,7 +10,8 @@ import torch
 
 from ftlab.checkpoint.distributed import DistributedCheckpointManager
 from ftlab.checkpoint.manager import CheckpointManager
-from ftlab.grading.crash import Stage, check_crashes
+from ftlab.grading.crash.check import check_crashes
+from ftlab.grading.stage import Stage
 
 
 @pytest.fixture(scope="module")

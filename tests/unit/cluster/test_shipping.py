@@ -24,8 +24,8 @@ def from_a_notebook(source: str, **names: Any) -> Any:
 def test_a_train_function_from_a_cell_arrives_with_what_it_uses():
     train = from_a_notebook("def helper(x): return x * scale\ndef train(ctx, y, *, z=1): return helper(ctx) + y + z",
                             scale=10)
-    function, args, kwargs, policy = cloudpickle.loads(ship(train, (2,), {"z": 3}))
-    assert policy is None
+    function, args, kwargs, policy, manager = cloudpickle.loads(ship(train, (2,), {"z": 3}))
+    assert policy is None and manager is None
     assert function(1, *args, **kwargs) == 15
 
 

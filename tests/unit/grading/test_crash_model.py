@@ -8,10 +8,10 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from ftlab.grading.crash.canonical import digest
 from ftlab.grading.crash.disk import Choice, Disk
 from ftlab.grading.crash.images import spread
 from ftlab.grading.crash.operations import ROOT, Entry, Operation, Recording
+from ftlab.grading.stage.canonical import digest
 
 BEFORE = (Entry(path="", kind="directory", node=ROOT), Entry(path="a", kind="file", node=1, data=b"old old "))
 OPERATIONS = (

@@ -1,0 +1,1 @@
+"""The checks of the small course; `tests/labs/conftest.py` puts this folder among those of ftlab.grading."""
