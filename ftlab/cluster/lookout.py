@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ftlab.cluster.forks import describe_exit
-from ftlab.health.memory import End, MemoryWatch, OomCount, explain_end, find_limits
+from ftlab.health.memory import End, MemoryWatch, OomCount, Toll, explain_end, find_limits
 from ftlab.health.straggler import Usage, is_stopped, name_cause
 from ftlab.messages import Place
 from ftlab.train.status import Progress
@@ -39,8 +39,11 @@ class Lookout:
 
     warn: float = 0.9
     _seen: dict[int, _Seen] = field(default_factory=dict)  # by local rank
-    _kills: dict[Path, int] = field(default_factory=dict)  # cgroup → kills for memory, as last read
+    _tolls: dict[Path, Toll] = field(default_factory=dict)  # cgroup → its kills for memory
     _next: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._count_kills()  # before there are workers: what is counted by now was not one of ours
 
     def look(self, now: float, workers: dict[int, tuple[int, Progress]]) -> Iterator[tuple[int, str]]:
         """Look if it is time to: (local rank, warning) for each worker whose memory runs out."""
@@ -68,18 +71,25 @@ class Lookout:
 
     def explain(self, status: int) -> End:
         """Why a worker ended: killed by the kernel for memory, killed by somebody, or by itself."""
-        count = OomCount.of()  # of this agent, whose cgroup its workers share
-        path = count.group.path if count.group else None
-        before = self._kills.get(path, 0) if path else None  # one that was never seen is new: it had none
-        end = explain_end(status, before, count.read())
-        self._count_kills()
+        toll, kills = self._read_toll()
+        end = explain_end(status, toll.settled if toll else None, kills)
+        if toll and end.for_memory:
+            toll.claim()
         return End(for_memory=end.for_memory, text=end.text if end.for_memory else describe_exit(status))
 
     def _count_kills(self) -> None:
+        toll, kills = self._read_toll()
+        if toll is not None and kills is not None:
+            toll.look(kills)
+
+    def _read_toll(self) -> tuple[Toll | None, int | None]:
+        """The toll of this agent's cgroup, which its workers share, and what the kernel counts there now."""
         count = OomCount.of()
         kills = count.read()
-        if count.group is not None and kills is not None:
-            self._kills[count.group.path] = kills
+        if count.group is None or kills is None:
+            return None, None
+        had = 0 if self._tolls else kills  # one that we were moved into is new: all its kills are our workers
+        return self._tolls.setdefault(count.group.path, Toll(settled=had, seen=had)), kills
 
     def _look_at(self, local_rank: int, pid: int, now: float) -> str:
         seen = self._seen.get(local_rank)

@@ -264,6 +264,8 @@ def _check(name: str, facts: dict[str, Any], not_fired: list[str], returned: boo
         expect(facts["detection_s"] is not None or name == "link", "the fault was not detected")
         mended = bool(facts["spoiled"]) and name in ("nan", "oom")
         expect(name in _NO_RECOVERY or mended or facts["recoveries"] >= 1, "no recovery took place")
+        expect(name != "oom" or "oom" in [*facts["causes"], *(row["cause"] for row in facts["spoiled"])],
+               f"what ran out of memory was taken for {', '.join(facts['causes']) or 'nothing'}")
         expect(name != "straggler" or bool(facts["stragglers"]), "the slow rank was not found")
         expect(name != "nan" or bool(skipped) == (faults[0].way == "again"), f"{skipped} samples were passed over")
         expect(name != "disk" or bool(facts["unsaved"]), "no checkpoint failed")

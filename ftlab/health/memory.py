@@ -193,6 +193,27 @@ class OomCount:
         return _entry(self.group.path / name, "oom_kill")
 
 
+@dataclass(kw_only=True)
+class Toll:
+    """A cgroup's kills for memory, and how many of them are settled: their victims were found dead, or were not ours.
+
+    The kernel counts when it chooses a victim, and a large one takes its time to die: what is counted at one look may
+    be claimed until the look after the next.
+    """
+
+    settled: int
+    seen: int
+
+    def look(self, kills: int) -> None:
+        """Take note of the count, once in a while; what was counted at the last look and not claimed is not ours."""
+        self.settled, self.seen = self.seen, kills
+
+    def claim(self) -> None:
+        """One of ours was found dead of a kill that is not settled."""
+        self.settled += 1
+        self.seen = max(self.seen, self.settled)
+
+
 @dataclass(frozen=True, kw_only=True)
 class End:
     """Why a process ended, as far as memory goes."""

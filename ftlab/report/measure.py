@@ -26,7 +26,7 @@ def measure(events: Sequence[Event]) -> dict[str, Any]:
         "detection_s": _worst(row["detection_s"] for row in injections),
         "stall_s": _worst(row["stall_s"] for row in injections),
         "mend_s": _worst(row["mend_s"] for row in injections),
-        "phases": phases, "recoveries": len(recoveries),
+        "phases": phases, "recoveries": len(recoveries), "causes": [event.data["cause"] for event in recoveries],
         "steps": max((event.step or 0 for event in _of(events, "step.committed")), default=0),
         "steps_lost": _steps_lost(events),
         "worlds": [event.data["world"] for event in tables], "generations": len(tables),

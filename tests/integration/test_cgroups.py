@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from ftlab.cluster.cgroups import LABEL, Cage, CpuCage, MemoryCage, available, sweep
+from ftlab.cluster.lookout import Lookout
 from ftlab.errors import ConfigError, FaultUnavailable
 from ftlab.health.memory import OomCount, explain_end, find_cgroup, find_limits, tightest
 from tests.conftest import require
@@ -96,6 +97,37 @@ def test_a_kill_by_somebody_else_is_not_counted(cages):
         before = count.read()
         os.kill(pid, signal.SIGKILL)
         assert explain_end(end_of(pid), before, count.read()).for_memory is False and cage.kills() == 0
+
+
+def test_a_lookout_that_looks_while_a_worker_dies_still_knows_why_it_died(cages):
+    """An agent is moved into a cage; two of its workers are killed there for memory, then one by somebody."""
+    reader, writer = os.pipe()
+    lookout = Lookout()
+
+    def worker() -> None:
+        Path("/proc/self/oom_score_adj").write_text("1000")  # it, not its agent
+        take(256 * MB)()
+        time.sleep(PATIENCE_S)
+
+    def agent() -> None:
+        for work, ending in ((worker, None), (worker, None), (lambda: time.sleep(PATIENCE_S), signal.SIGKILL)):
+            with child(work) as (pid, go):
+                go()
+                if ending:
+                    os.kill(pid, ending)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+                list(lookout.look(lookout._next, {}))  # before its end is taken
+                os.write(writer, f"{lookout.explain(end_of(pid)).for_memory}\n".encode())
+        os.close(writer)
+
+    with MemoryCage() as cage, child(agent) as (pid, go):
+        os.close(writer)
+        cage.hold([pid])
+        cage.limit(64 * MB)
+        go()
+        with os.fdopen(reader) as told:
+            assert told.read().split() == ["True", "True", "False"] and cage.kills() == 2
+        end_of(pid)
 
 
 def test_whoever_stays_within_the_limit_lives_and_a_lifted_limit_is_none(cages):

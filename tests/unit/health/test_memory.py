@@ -24,6 +24,7 @@ from ftlab.health.memory import (
     Limit,
     MemoryWatch,
     OomCount,
+    Toll,
     explain_end,
     find_cgroup,
     find_limits,
@@ -306,6 +307,32 @@ KILLED, EXIT_137, SEGFAULT, EXIT_1 = int(signal.SIGKILL), 137 << 8, int(signal.S
 def test_the_kernels_kills_are_told_apart_from_others(status, before, after, for_memory, text):
     end = explain_end(status, before, after)
     assert end.for_memory is for_memory and text in end.text
+
+
+LOOK, DIES = "look", "dies"
+
+
+@pytest.mark.parametrize(("moments", "found"), [
+    ([(1, DIES)], [True]),
+    ([(1, LOOK), (1, DIES)], [True]),  # counted when it was chosen, dead only after the look
+    ([(1, LOOK), (1, LOOK), (1, DIES)], [False]),  # somebody else's: ours would have been found by now
+    ([(0, LOOK), (0, DIES)], [False]),
+    ([(2, DIES), (2, DIES)], [True, True]),  # two at once
+    ([(2, LOOK), (2, DIES), (2, DIES), (2, DIES)], [True, True, False]),
+    ([(1, DIES), (1, LOOK), (1, DIES)], [True, False]),
+    ([(1, LOOK), (1, DIES), (1, LOOK), (2, DIES)], [True, True]),
+], ids=str)
+def test_a_kill_is_claimed_once_and_in_time(moments, found):
+    toll = Toll(settled=0, seen=0)
+    ends = []
+    for kills, moment in moments:
+        if moment == LOOK:
+            toll.look(kills)
+        else:
+            ends.append(explain_end(KILLED, toll.settled, kills).for_memory)
+            if ends[-1]:
+                toll.claim()
+    assert ends == found
 
 
 def raised(action: Callable[[], object]) -> BaseException:
