@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import Future
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from torch.distributed import distributed_c10d
 from ftlab.errors import ConfigError, MissingRanks
 
 _GRACE_S = 2.0  # for the store to answer once the deadline is over
+_ASK_S, _ASK_RARELY_S = 0.0005, 0.02  # between two looks for the verdict, at first and after a while
 _PREFIX = "ftlab-barrier"
 
 
@@ -113,12 +114,16 @@ class _Meeting:
         return dist.PrefixStore(f"{_PREFIX}/{number}", own)
 
     def _await(self, timeout_s: float) -> list[int]:
-        key = self._key("verdict")
-        try:
-            self._store.wait([key], timedelta(seconds=timeout_s))
-        except RuntimeError:  # the time is over, or the store is gone; then the next call raises too
-            return self._decide([place for place in range(self._world)
-                                 if not self._store.check([self._key("here", place)])])
+        """The verdict once there is one, our own when the time is over. Asks again and again rather than `wait`: when
+        a wait of torch's store runs out just as its answer comes, the connection can be stuck for seconds."""
+        key, deadline, pause_s = self._key("verdict"), time.monotonic() + timeout_s, _ASK_S
+        while not self._store.check([key]):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return self._decide([place for place in range(self._world)
+                                     if not self._store.check([self._key("here", place)])])
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 1.5, _ASK_RARELY_S)
         return _read(self._store.get(key))
 
     def _decide(self, missing: list[int]) -> list[int]:

@@ -7,8 +7,10 @@ takes longer than `PATIENCE_S` is killed and the test fails.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -25,8 +27,8 @@ PATIENCE_S = 60.0
 class Line:
     """A rank's line to the test, or the test's line to a rank."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, pid: int = 0) -> None:
+        self._connection, self._pid = connection, pid
 
     def tell(self, word: Any) -> None:
         self._connection.send(("word", word))
@@ -43,7 +45,9 @@ class Line:
         return value
 
     def _take(self) -> tuple[str, Any]:
-        assert self._connection.poll(PATIENCE_S), f"nothing was said for {PATIENCE_S:g} s"
+        if not self._connection.poll(PATIENCE_S):
+            os.kill(self._pid, signal.SIGABRT)  # it prints where all its threads are
+            raise AssertionError(f"nothing was said for {PATIENCE_S:g} s; stderr says where the rank is")
         return self._connection.recv()
 
 
@@ -59,7 +63,7 @@ def ranks(work: Callable[[int, Line], Any], world: int) -> Iterator[list[Line]]:
                 mine.close()
                 _live(work, rank, theirs)
             theirs.close()
-            lines.append(Line(mine))
+            lines.append(Line(mine, pid))
             pids.append(pid)
         yield lines
     finally:
@@ -84,6 +88,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) 
 
 def _live(work: Callable[[int, Line], Any], rank: int, connection: Connection) -> None:
     signal.alarm(int(PATIENCE_S) + 5)
+    faulthandler.enable(sys.__stderr__)
     try:
         torch.set_num_threads(1)
         connection.send(("result", work(rank, Line(connection))))
