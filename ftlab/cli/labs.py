@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         _, done, seconds = _execute(course, lab, arguments.cell_timeout)
         facts[lab] = {"seconds": round(seconds, 1), "cells": [vars(ran) for ran in done], "ok": _all_well(done),
                       "earned": sum(ran.earned for ran in done), "points": sum(ran.points for ran in done)}
-        _say(f"{lab}: {'all well' if _all_well(done) else 'FAILED'}, {facts[lab]['earned']:g} of "
+        say(f"{lab}: {'all well' if _all_well(done) else 'FAILED'}, {facts[lab]['earned']:g} of "
              f"{facts[lab]['points']:g} points in {seconds:.0f} s")
     well = all(each["ok"] for each in facts.values())
     if arguments.json:
@@ -86,7 +86,7 @@ def render(arguments: argparse.Namespace) -> int:
                 raise FtlabError(f"{lab} does not run through, so it is not rendered", hint=f"ftlab labs run {lab}")
             released = cells.read(fresh / lab / course.notebook(lab).name)
             pages.append(write_page(render_page(released, executed, lab), folder, lab))
-            _say(f"{lab}: {pages[-1]}")
+            say(f"{lab}: {pages[-1]}")
     if arguments.json:
         sys.stdout.write(json.dumps({"pages": [str(each) for each in pages]}) + "\n")
     return 0
@@ -99,7 +99,7 @@ def _execute(course: Course, lab: str, cell_s: float) -> tuple[Any, list[Ran], f
     notebook = cells.read(source)
     with tempfile.TemporaryDirectory(prefix=f"ftlab-{lab}-") as place:
         folder = Path(shutil.copytree(source.parent, Path(place) / lab))
-        done = run_notebook(notebook, folder, lambda ran, count: _say(progress(lab, ran, count)), cell_s=cell_s)
+        done = run_notebook(notebook, folder, lambda ran, count: say(progress(lab, ran, count)), cell_s=cell_s)
     return notebook, done, time.monotonic() - begin
 
 
@@ -114,12 +114,11 @@ def _all_well(done: list[Ran]) -> bool:
     return not any(ran.error or ran.earned < ran.points for ran in done)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Progress, for people: stdout is for the answer."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def _answer(arguments: argparse.Namespace, data: dict[str, Any], text: str) -> None:
     sys.stdout.write((json.dumps(data) if arguments.json else text) + "\n")
-
-

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from ftlab.cli.labs import progress
+from ftlab.cli.labs import progress, say
 from ftlab.errors import ConfigError
 from ftlab.grading.course.collecting import Taken
 from ftlab.grading.course.collecting import collect as collect_from
@@ -31,8 +31,8 @@ def submit(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"there is no folder {folder}")
     work = find_work(arguments.what)
     lab = work.record.lab
-    _say(f"{lab}: running {work.notebook} from a fresh kernel, in a copy; your file stays as it is")
-    done = submit_work(work, student, lambda ran, count: _say(progress(lab, ran, count)), quick=arguments.quick,
+    say(f"{lab}: running {work.notebook} from a fresh kernel, in a copy; your file stays as it is")
+    done = submit_work(work, student, lambda ran, count: say(progress(lab, ran, count)), quick=arguments.quick,
                        cell_s=arguments.cell_timeout)
     file = folder / f"{lab}-{student}.zip"
     done.parcel.write(file)
@@ -85,8 +85,3 @@ def _line(each: Taken) -> str:
     who = f"{each.lab} {each.student}: " if each.student else ""
     why = f" ({'; '.join(part for part in (each.why, *each.notes) if part)})" if each.why or each.notes else ""
     return f"{each.outcome:<10} {who}{each.file}{why}"
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

@@ -27,6 +27,7 @@ from ftlab.recovery.hearing import Hearing
 from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RESTORING, RUNNING, STARTING, Job
 from ftlab.recovery.record import RecoveryRecord
 from ftlab.recovery.roster import Provider, Roster
+from ftlab.recovery.stragglers import find_slow_rank
 from ftlab.recovery.views import NodeView, WorkerView
 from ftlab.recovery.watch import ProgressWatch
 
@@ -34,7 +35,6 @@ TICK_S = 0.05  # a node that is silent is given up at most this much too late
 GATHER_S = 0.004  # failures that arrive together are decided on together
 _ASK_AGAIN_S = 0.25  # a policy that said Wait
 _ACK_EVERY = 3  # heartbeats: often enough for a lease, and to let nodes forget what is written down
-_CAUSE_S = 1.5  # a node looks at its workers once a second: after this it has seen why one of them is slow
 _SPARE_RETRIES = 3  # of a worker that fails on a node without a seat
 
 
@@ -117,7 +117,7 @@ class Controller:
         if self.job and not self.job.over:
             for failure, since in list(self.watch.look(self.job, self.roster, now)):
                 self._accuse(self.job, failure, since, now)
-            self._look_for_straggler(self.job)
+            self._look_for_straggler(self.job, now)
         self._reconcile()
 
     def submit(self, job: Job) -> None:
@@ -392,30 +392,17 @@ class Controller:
             self._act(job, action)
             self._reconcile()
 
-    def _look_for_straggler(self, job: Job) -> None:
-        slow = job.times.find() if job.status == RUNNING else None
-        if slow is None or job.table is None:
-            job.slow_since = None
+    def _look_for_straggler(self, job: Job, now: float) -> None:
+        slow = find_slow_rank(job, self.roster, now)
+        if slow is None:
             return
-        seat = job.table.seats[slow.rank]
-        node = self.roster.get(seat.node)
-        cause = node.workers[seat.local_rank].slow if node and seat.local_rank in node.workers else ""
-        job.slow_since = job.slow_since or time.monotonic()
-        if time.monotonic() - job.slow_since < _CAUSE_S:
-            return
-        detail = (f"rank {slow.rank} takes {slow.busy_s * 1e3:.0f} ms for a step, "
-                  f"the others {slow.others_s * 1e3:.0f} ms")
-        self.log.record("straggler.found", source=seat.node, rank=slow.rank, generation=job.generation,
-                        ratio=round(slow.ratio, 2), busy_s=round(slow.busy_s, 5), others_s=round(slow.others_s, 5),
-                        cause=cause, detail=detail)
-        job.times.clear()  # say it again only after as many steps
-        job.slow_since = None
+        self.log.record("straggler.found", source=slow.node, rank=slow.found.rank, generation=job.generation,
+                        **slow.facts())
         if not job.config.health.replace_stragglers:
             return
-        failure = Failure(cause="straggler", node=seat.node, detail=f"{detail}: {cause}" if cause else detail)
+        failure = slow.failure()
         action = self._ask_policy(job, replace(self._snapshot(job, (failure,)), spares=self._ready_spares(job)))
         if isinstance(action, acts.Replace | acts.Shrink):
-            now = time.monotonic()
             job.spend("straggler")
             self._terminate(job, failure, now, now)
             self._act(job, action)

@@ -149,27 +149,25 @@ class Roster:
         While most nodes are silent at once, the machine or the network is the likelier cause, and nobody is given up
         before `crowd_s`: a cluster that buries all its nodes for a moment of load has lost its state.
         """
-        members = [node for node in self.nodes.values() if node.joined and node.verdict != Verdict.DEAD]
-        silent = sum(self._verdict(node, now - node.heard - late) == Verdict.DEAD for node in members)
-        crowd = silent > 1 and 2 * silent > len(members)
+        silent: list[tuple[NodeView, float]] = []
         for node in list(self.nodes.values()):
             node.heard = min(now, node.heard + late) if late else node.heard
             node.started += late
-            if node.verdict == Verdict.DEAD:
-                continue
-            if not node.joined:
-                if now - node.started > self.config.start_timeout_s:
-                    self._bury(node, f"did not come up in {self.config.start_timeout_s:g} s", evidence=node.started)
-                continue
-            self._judge_silence(node, now - node.heard, crowd)
+            if node.joined and node.verdict != Verdict.DEAD:
+                silent.append((node, now - node.heard))
+            elif node.verdict != Verdict.DEAD and now - node.started > self.config.start_timeout_s:
+                self._bury(node, f"did not come up in {self.config.start_timeout_s:g} s", evidence=node.started)
+        verdicts = [self._verdict(node, silence) for node, silence in silent]
+        dead = verdicts.count(Verdict.DEAD)
+        patience = min(self.config.crowd_s, self.config.lease_s) if dead > 1 and 2 * dead > len(verdicts) else 0.0
+        for (node, silence), verdict in zip(silent, verdicts, strict=True):
+            doubtful = verdict == Verdict.DEAD and silence < patience
+            self._pass_verdict(node, Verdict.SUSPECT if doubtful else verdict, silence)
 
     def _verdict(self, node: NodeView, silence: float) -> Verdict:
         return node.rhythm.judge_silence(silence) if node.rhythm else self.detector.judge(silence)
 
-    def _judge_silence(self, node: NodeView, silence: float, crowd: bool) -> None:
-        verdict = self._verdict(node, silence)
-        if verdict == Verdict.DEAD and crowd and silence < min(self.config.crowd_s, self.config.lease_s):
-            verdict = Verdict.SUSPECT
+    def _pass_verdict(self, node: NodeView, verdict: Verdict, silence: float) -> None:
         if verdict == Verdict.DEAD:
             self._bury(node, f"no heartbeat for {silence:.2f} s", evidence=node.heard)
         elif verdict == Verdict.SUSPECT and node.verdict == Verdict.ALIVE:

@@ -10,7 +10,6 @@ ask for it after the expensive set-up, not before.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 import zlib
@@ -19,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ftlab import messages
@@ -306,8 +304,7 @@ class TrainContext:
         if isinstance(answer, FtlabError):
             raise answer
         if isinstance(answer, acts.Rollback):
-            with contextlib.suppress(RuntimeError, ValueError):  # who leaves cuts the group: all must have heard first
-                dist.barrier()
+            ranks.meet()  # who goes back leaves the group and so breaks it: all must have heard first
         mender.note(spoiled.cause, step)
         self._act(answer, spoiled.reason, step)
 

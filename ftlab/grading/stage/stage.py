@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from ftlab.cluster.sandbox import DESK, ROOM, Local, Server
+from ftlab.cluster.sandbox import DESK, ROOM, Local, Opener, Server
 from ftlab.errors import FtlabError, JobError, WaitTimeout, from_dict
 from ftlab.grading.crash.operations import Recording
 from ftlab.grading.crash.ptrace import check_machine
@@ -32,7 +32,6 @@ _MAX_RECORDING = 256 << 20  # bytes
 _sealed: list[Stage] = []  # sandboxed stages of a grader: as long as there is one, no other stage is opened
 
 Function = Callable[[Path], Any]
-Opener = Callable[[list[str], Path, Any], Server]  # argv, work folder, log file → the server
 
 
 def open_here(argv: list[str], work: Path, log: Any) -> Server:
