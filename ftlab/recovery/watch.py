@@ -48,9 +48,10 @@ class ProgressWatch:
         """What is wrong with a job's progress."""
         if job.status not in (RUNNING, RESTORING, RECOVERING):
             return
-        fresh = [node for node in roster.seated(job.plan) if node.verdict == Verdict.ALIVE]
-        seen = [sighting for node in fresh for sighting in node.sightings()]
         limit = self.clock.limit()
+        fresh = [node for node in roster.seated(job.plan)
+                 if node.verdict == Verdict.ALIVE and now - node.heard < limit / 2]
+        seen = [sighting for node in fresh for sighting in node.sightings()]
         for stalled in find_stalled(seen, now, limit, self.config.outside_limit_s):
             detail = f"{stalled.standing} for {now - stalled.since:.1f} s, a step may take {limit:.1f} s"
             yield Failure(cause="stall", node=stalled.who[0], local_rank=stalled.who[1], detail=detail), stalled.since

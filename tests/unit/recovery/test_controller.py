@@ -580,6 +580,23 @@ def test_a_worker_that_computes_for_too_long_is_started_again(make_world):
     assert world.nodes["node-1"].last(messages.RunJob).local_ranks == [0]
 
 
+def test_the_last_word_of_a_silent_node_accuses_none_of_its_workers(make_world):
+    """Its worker was computing when the node died: that is no stall, however patient the limit for nodes is."""
+    world = make_world(nodes=2, spares=1, suspect_s=4.0, dead_s=8.0, lease_s=30.0)
+    job = world.start(steps=0)
+    for step in range(1, 8):
+        world.pass_time(0.02)
+        world.commit(step)
+    world.nodes["node-1"].is_at(Place.COMPUTING)
+    world.beat()
+    world.silent = {"node-1"}
+    world.nodes["node-0"].stops()
+    world.pass_time(7.5)
+    assert world.events("worker.failed") == [] and job.status == RUNNING
+    world.pass_time(1.0)
+    assert [event.data["cause"] for event in world.events("recovery.started")] == ["node"]
+
+
 def test_ranks_that_lost_each_other_without_a_death_build_their_group_again(make_world):
     world = make_world()
     job = world.start(steps=3)
