@@ -111,6 +111,8 @@ def test_drift_is_found_and_names_the_cell(course, capsys):
     ("task1-stub", {"grade_id": "other"}, "its grade_id is 'other'"),
     ("task1-check", {"schema_version": 2}, "its nbgrader metadata is not valid"),
     ("task2-why", {"points": 0}, "is graded but counts nothing"),
+    ("task2-why", {"source": "Why?\n\n### BEGIN MARK SCHEME\n2: all\n### END MARK SCHEME"},
+     "students would not see 'Why?'"),
     ("title", {"source": "# Lab 90\n\nSee [this](gone.md)."}, "its link gone.md leads nowhere"),
 ])
 def test_what_is_wrong_with_a_source_is_found(course, cell, to, words):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from nbformat import NotebookNode
 from nbgrader.nbgraderformat.v3 import MetadataValidatorV3
+from nbgrader.utils import is_grade, is_solution
 
 from ftlab.errors import ConfigError
 from ftlab.grading import check
@@ -19,13 +20,16 @@ from ftlab.grading.course.problem import Problem
 _ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TASK_ID = re.compile(r"task(\d+)\b")
 _RANDOM_ID = re.compile(r"[0-9a-f]{8}")  # what Jupyter calls a new cell
+_SOLUTION = "BEGIN SOLUTION"
+_MARK_SCHEME = re.compile(r"^### BEGIN MARK SCHEME$.*?^### END MARK SCHEME$", re.DOTALL | re.MULTILINE)
 _META = {"nbgrader", "tags", "jupyter", "collapsed", "editable", "deletable"}
 
 
 def source_problems(lab: str, name: str, notebook: NotebookNode) -> list[Problem]:
     """All that is wrong with the source of a lab; `name` is how it is called in messages."""
     found = [*_ids(name, notebook), *_metadata(name, notebook), *_outputs(name, notebook)]
-    return found or [*_task_names(lab, name, notebook), *_graded(name, notebook), *_stubs(name, notebook)]
+    return found or [*_task_names(lab, name, notebook), *_graded(name, notebook), *_stubs(name, notebook),
+                      *_questions(name, notebook)]
 
 
 def graded_call(cell: NotebookNode) -> ast.Call | None:
@@ -159,6 +163,16 @@ def _names_defined(source: str) -> set[str]:
 
 def _stubs(name: str, notebook: NotebookNode) -> Iterator[Problem]:
     for cell in notebook.cells:
-        if cells.kind(cell) == "stub" and cell.cell_type == "code" and "BEGIN SOLUTION" not in cell.source:
+        if cells.kind(cell) == "stub" and cell.cell_type == "code" and _SOLUTION not in cell.source:
             yield Problem(f"{name} {cell.id}", "students would get an empty cell",
                           "put ### BEGIN SOLUTION and ### END SOLUTION around the body only")
+
+
+def _questions(name: str, notebook: NotebookNode) -> Iterator[Problem]:
+    """nbgrader empties a cell for a written answer: what is in it, the question too, students would not see."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and is_grade(cell) and is_solution(cell) and _SOLUTION not in cell.source:
+            question = _MARK_SCHEME.sub("", cell.source).strip()
+            if question:
+                yield Problem(f"{name} {cell.id}", f"students would not see '{question[:40]}'",
+                              "put the question into a cell of its own above, and keep only the mark scheme here")
