@@ -41,9 +41,29 @@ def measure(events: Sequence[Event]) -> dict[str, Any]:
                        for event in _of(events, "straggler.found")],
         "caught": [f"rank {event.data['stuck_rank']} is {event.data['detail']}"
                    for event in _of(events, "worker.caught")],
-        "created": _created(events), "cleaned": _cleaned(events),
+        "restarts": _restarts(events), "created": _created(events), "cleaned": _cleaned(events),
         "goodput": goodput(events),
     }
+
+
+def _restarts(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Each time the world was built again: why, how long from the verdict to its first step, who left and who came."""
+    rows: list[dict[str, Any]] = []
+    before: set[str] = set()
+    now: set[str] = set()
+    for event in events:
+        if event.kind == "membership.changed":
+            now = {seat["node"] for seat in event.data["table"]["seats"]}
+            before = before or now
+        elif event.kind == "recovery.finished":
+            spans = event.data["spans"]
+            verdict = max((span["end"] for span in spans if span["name"] == "detect"), default=event.at)
+            first_step = max((span["end"] for span in spans), default=event.at)
+            rows.append({"generation": event.generation, "cause": event.data["cause"],
+                         "seconds": round(max(0.0, first_step - verdict), 4),
+                         "left": sorted(before - now), "came": sorted(now - before)})
+            before = now
+    return rows
 
 
 def _created(events: Sequence[Event]) -> list[dict[str, Any]]:

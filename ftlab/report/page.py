@@ -77,12 +77,17 @@ def _findings(report: Mapping[str, Any]) -> str:
 
 def findings(report: Mapping[str, Any]) -> list[str]:
     """What was found and done, one line each: where a worker was stuck, bad steps, slow ranks, lost batches, failed
-    saves, containers made and removed."""
+    saves, worlds built again, containers made and removed."""
     lines = [str(line) for line in report.get("caught") or ()]
     lines += [f"step {row['step']}: {row['reason']} → {row['action']}" for row in report.get("spoiled") or ()]
     lines += [f"rank {row['rank']} was {row['ratio']:g} times slower than the others"
               + (f": {row['cause']}" if row["cause"] else "") for row in report.get("stragglers") or ()]
     lines += [f"step {row['step']} was not saved: {row['reason']}" for row in report.get("unsaved") or ()]
+    for row in report.get("restarts") or ():
+        lines.append(f"system restart ({row['cause']}): {row['seconds']:.2f} s from the verdict to the first step of "
+                     f"generation {row['generation']}")
+        if row["came"] and row["left"]:
+            lines.append(f"node replacement: {', '.join(row['came'])} for {', '.join(row['left'])}")
     lines += [f"node replacement: {row['node']} created in {row['create_s']:.2f} s, started in {row['start_s']:.2f} s"
               + (f", imported and joined in {row['join_s']:.2f} s" if row["join_s"] is not None else "")
               for row in report.get("created") or ()]

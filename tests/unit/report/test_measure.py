@@ -8,6 +8,7 @@ import pytest
 
 from ftlab.events import Event
 from ftlab.report.measure import goodput, measure
+from ftlab.report.page import findings
 
 
 def event(kind: str, at: float, **fields: Any) -> Event:
@@ -15,8 +16,11 @@ def event(kind: str, at: float, **fields: Any) -> Event:
     return Event(kind=kind, at=at, data=fields, **head)
 
 
-def table(at: float, generation: int, world: int) -> Event:
-    return event("membership.changed", at, generation=generation, world=world)
+def table(at: float, generation: int, world: int, instead: tuple[int, int] | None = None) -> Event:
+    """A world of nodes 0, 1, …; `instead` of one of them another one has its seat."""
+    numbers = [instead[1] if instead and number == instead[0] else number for number in range(world)]
+    seats = [{"node": f"node-{number}"} for number in numbers]
+    return event("membership.changed", at, generation=generation, world=world, table={"seats": seats})
 
 
 def step(at: float, number: int, generation: int = 1) -> Event:
@@ -52,6 +56,19 @@ def test_one_kill_is_measured_from_the_injection():
     assert (figures["steps"], figures["steps_lost"]) == (4, 0)
     (row,) = figures["injections"]
     assert (row["fault"], row["target"], row["receipt"]) == ("kill", "node-1", {"at": 2.3})
+
+
+def test_each_world_that_was_built_again_is_told_with_its_time_and_its_nodes():
+    spans = [{"name": "detect", "end": 2.35}, {"name": "connect", "end": 2.6}, {"name": "first_step", "end": 2.75}]
+    rebuilt = event("recovery.finished", 2.76, generation=2, cause="node", rung="live", phases={}, spans=spans)
+    figures = measure([table(0.0, 1, 4), started(2.35, 2), table(2.4, 2, 4, instead=(1, 4)), rebuilt,
+                       started(3.0, 3), table(3.1, 3, 3), finished(3.2, 3)])
+    first, second = figures["restarts"]
+    assert first == {"generation": 2, "cause": "node", "seconds": 0.4, "left": ["node-1"], "came": ["node-4"]}
+    assert (second["left"], second["came"]) == (["node-3", "node-4"], ["node-1"])
+    lines = findings(figures)
+    assert "system restart (node): 0.40 s from the verdict to the first step of generation 2" in lines
+    assert "node replacement: node-4 for node-1" in lines
 
 
 def test_the_receipt_says_when_it_really_happened():
