@@ -6,7 +6,7 @@ import pytest
 
 from ftlab.errors import FaultUnavailable
 from ftlab.grading import check
-from ftlab.grading.lab01 import checks
+from ftlab.grading.lab01 import checks, crashes
 from ftlab.grading.stage import Answer, Stage, using
 from tests.labs import quick
 from tests.labs.wrong.lab01 import WRONG
@@ -51,7 +51,7 @@ def test_where_crashes_cannot_be_tried_the_order_of_calls_is_looked_at(monkeypat
     def refuse(*plays, **more):
         raise FaultUnavailable("this is no Linux")
 
-    monkeypatch.setattr(checks, "check_crashes", refuse)
+    monkeypatch.setattr(crashes, "check_crashes", refuse)
     assert checks.task2(part("SafeManager")) == 4.0
     assert "cannot be tried on this machine (this is no Linux)" in capsys.readouterr().out
     assert checks.task2(part("SafeManager", WRONG["no fsync"].cells)) == 3.0
