@@ -6,8 +6,8 @@
 Settings come from the environment (see ServeConfig). Nodes join under a name made of their address; the first
 FTLAB_NODES train, the others are spares. The controller starts and removes no nodes: a lost one is replaced by a spare,
 or the job shrinks to its `min_nodes`, and grows again when the owner has started the container anew. Faults are the
-owner's as well (`docker kill`). A controller that dies is started again on its journal. One whose whole container is
-restarted finds its journal too, but jobs were lost that way: see docs/docker.md.
+owner's as well (`docker kill`). A controller that dies is started again on its journal; one whose whole container is
+restarted finds it too.
 """
 
 from __future__ import annotations

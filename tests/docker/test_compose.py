@@ -195,6 +195,19 @@ def test_a_killed_node_is_replaced_by_the_spare_and_prometheus_sees_it(stack, cl
     wait_for(lambda: seen('increase(ftlab_detections_total{cause="node"}[5m])') > 0, 60, "an increase")
 
 
+def test_the_controllers_container_is_restarted_and_training_goes_on_in_the_same_world(stack, cluster):
+    with ftlab.Cluster(nodes=2, spares=0, echo=None) as processes:
+        wanted = processes.submit(trains.everything, steps=400).result(timeout=90).digest
+    job = cluster.submit(trains.everything, steps=400)
+    job.wait_for_step(50)
+    [controller] = stack.containers("controller")
+    subprocess.run(["docker", "restart", "-t", "1", controller["Id"]], check=True, capture_output=True)
+    assert not job.done
+    report = job.result(timeout=180)
+    assert report.digest == wanted and report.worlds == [2] and report.recoveries == 0
+    assert sum(event.kind == "controller.started" for event in cluster.events) >= 2, "it was away"
+
+
 def test_checkpoints_go_to_the_volume_that_all_nodes_share(cluster):
     where = CheckpointConfig(directory="/checkpoints/run", every=10)
     report = cluster.submit(trains.everything, steps=40, checkpoint=where).result(timeout=90)
