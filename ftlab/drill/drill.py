@@ -55,6 +55,7 @@ _LOSS = 0.2  # of the packets of a bad link
 _DISK_MB = 24  # holds the checkpoints that are kept, of the network that drills train
 _FROM_STORAGE = ("blackout", "corrupt")  # nothing live is left
 _SAVE_EVERY = 10  # steps, in these
+_SLOW_STEPS = 20  # compared between ranks, in a drill that has not many
 _SETTLE_S = 5.0
 
 
@@ -102,7 +103,8 @@ def unavailable(name: str, **plan: Any) -> str:
 def _plan_fault(name: str, plan: DrillPlan) -> Fault:
     """The fault of a drill: its victim and its moment come from the seed."""
     draw = random.Random(f"{name}-{plan.seed}")
-    at_step = max(5 if name not in _FROM_STORAGE else 3 * _SAVE_EVERY, plan.steps // 3)
+    first = 3 * _SAVE_EVERY if name in _FROM_STORAGE else 5
+    at_step = max(first, plan.steps // (10 if name == "straggler" else 3))  # a slow rank takes long to be sure of
     way = plan.way or (draw.choice(_ways(name, plan)) if name in WAYS and name != "partition" else "")
     more: dict[str, Any] = {"room_mb": int(TIGHT[way]["room_mb"])} if name == "oom" and way in TIGHT else {}
     if name == "link":
@@ -200,7 +202,8 @@ def _options(fault: Fault) -> dict[str, Any]:
     """What the job of a drill needs beside the twin's: memory to run out of, or leave to replace a slow node."""
     if fault.kind == "oom":
         return {"sample_mb": TIGHT[fault.way]["sample_mb"], "noisy": False}
-    return {"health": HealthConfig(replace_stragglers=True)} if fault.kind == "straggler" else {}
+    slow = HealthConfig(replace_stragglers=True, straggler_steps=_SLOW_STEPS)
+    return {"health": slow} if fault.kind == "straggler" else {}
 
 
 def submit_example(cluster: Cluster, plan: DrillPlan, checkpoints: str = "", **options: Any) -> Job:

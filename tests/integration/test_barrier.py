@@ -1,6 +1,6 @@
 """The periodic barrier between real gloo processes: all arrive, one is stopped, some are dead, and who is named.
 
-The store is hosted by the test's process, unless a test is about the death of its host.
+The store is hosted by a process of its own, unless a test is about the death of its host.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,22 +19,16 @@ import torch.distributed as dist
 
 from ftlab.elastic.barrier import PeriodicBarrier
 from ftlab.errors import ConfigError, MissingRanks
-from tests.unit.elastic.forks import Line, ranks, run
+from tests.unit.elastic.forks import Line, host_store, ranks, run, store_of_its_own
 
 TIMEOUT_S = 2.0  # until the missing are named; whoever is there arrives much sooner, even on a busy machine
 SLACK_S = 10.0  # for a busy machine
 
 
-def host_store() -> tuple[dist.TCPStore, int]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
-                         master_listen_fd=listener.detach()), port
-
-
 @pytest.fixture
-def store() -> Iterator[dist.TCPStore]:
-    yield host_store()[0]
+def store() -> Iterator[int]:
+    with store_of_its_own() as port:
+        yield port
 
 
 def join(rank: int, world: int, store: Any) -> None:
@@ -62,7 +55,7 @@ def attempt(check: Callable[[], object]) -> tuple[list[int], str, float] | None:
 
 def test_ranks_meet_every_so_many_batches_in_every_epoch(store):
     def work(rank: int, line: Line) -> list[tuple[int, int]]:
-        join(rank, 3, store.port)
+        join(rank, 3, store)
         barrier = PeriodicBarrier(every=10, timeout_s=30.0)
         return [(epoch, batch) for epoch in range(2) for batch in range(31) if barrier.check(batch)]
 
@@ -71,7 +64,7 @@ def test_ranks_meet_every_so_many_batches_in_every_epoch(store):
 
 def test_nobody_leaves_before_the_last_has_come(store):
     def work(rank: int, line: Line) -> tuple[float, float]:
-        join(rank, 3, store.port)
+        join(rank, 3, store)
         barrier = PeriodicBarrier(every=1, timeout_s=30.0)
         barrier.check(1)
         time.sleep(0.3 * rank)
@@ -85,7 +78,7 @@ def test_nobody_leaves_before_the_last_has_come(store):
 
 def test_old_keys_are_removed(store):
     def work(rank: int, line: Line) -> None:
-        join(rank, 3, store.port)
+        join(rank, 3, store)
         barrier = PeriodicBarrier(every=1, timeout_s=30.0)
         for batch in range(1, 61):
             barrier.check(batch)
@@ -98,7 +91,7 @@ def test_old_keys_are_removed(store):
     with ranks(work, 3) as lines:
         for _ in range(2):
             assert [line.hear() for line in lines] == ["met"] * 3
-            counts.append(store.num_keys())
+            counts.append(dist.TCPStore("127.0.0.1", store, wait_for_workers=False).num_keys())
             for line in lines:
                 line.tell("go on")
         assert [line.result() for line in lines] == [None] * 3
@@ -108,7 +101,7 @@ def test_old_keys_are_removed(store):
 
 def test_barriers_can_stand_side_by_side_and_meet_through_any_store(store, tmp_path):
     def work(rank: int, line: Line) -> int:
-        join(rank, 2, store.port)
+        join(rank, 2, store)
         first, second = PeriodicBarrier(every=2, timeout_s=30.0), PeriodicBarrier(every=3, timeout_s=30.0)
         own = PeriodicBarrier(every=5, timeout_s=30.0, store=dist.FileStore(str(tmp_path / "store"), 2))
         return sum(barrier.check(batch) for batch in range(31) for barrier in (first, second, own))
@@ -118,7 +111,7 @@ def test_barriers_can_stand_side_by_side_and_meet_through_any_store(store, tmp_p
 
 def test_who_came_to_one_barrier_has_not_come_to_another(store):
     def work(rank: int, line: Line) -> Any:
-        join(rank, 2, store.port)
+        join(rank, 2, store)
         first, second = (PeriodicBarrier(every=1, timeout_s=TIMEOUT_S) for _ in range(2))
         met = first.check(1)
         return met, attempt(lambda: second.check(1))[0] if rank == 0 else line.hear()
@@ -142,7 +135,7 @@ def test_a_world_of_one_meets_itself():
 
 def test_a_stopped_rank_is_named_by_all_others_and_learns_it_when_it_goes_on(store):
     def work(rank: int, line: Line) -> Any:
-        join(rank, 3, store.port)
+        join(rank, 3, store)
         barrier = PeriodicBarrier(every=10, timeout_s=TIMEOUT_S)
         barrier.check(10)
         line.tell(os.getpid())
@@ -175,7 +168,7 @@ def test_a_stopped_rank_is_named_by_all_others_and_learns_it_when_it_goes_on(sto
 @pytest.mark.parametrize("dead", [[0], [3], [0, 2]])
 def test_dead_ranks_are_named_by_every_survivor(store, dead):
     def work(rank: int, line: Line) -> Any:
-        join(rank, 4, store.port)
+        join(rank, 4, store)
         barrier = PeriodicBarrier(every=1, timeout_s=TIMEOUT_S)
         barrier.check(1)
         if rank in dead:
@@ -194,7 +187,7 @@ def test_a_rank_that_comes_at_the_deadline_is_judged_alike_by_all(store):
     timeout_s, delays = 0.15, [-0.15, 0.1, *edge, -0.15, 0.1, -0.15, 0.1]  # around the deadline, and clearly not
 
     def work(rank: int, line: Line) -> list[list[int] | None]:
-        join(rank, 3, store.port)
+        join(rank, 3, store)
         barrier, meeting = PeriodicBarrier(every=1, timeout_s=timeout_s), PeriodicBarrier(every=1, timeout_s=30.0)
         found = []
         for batch, delay in enumerate(delays, start=1):
@@ -212,7 +205,7 @@ def test_a_rank_that_comes_at_the_deadline_is_judged_alike_by_all(store):
 
 def test_the_members_of_a_subgroup_are_named_by_their_numbers_in_the_world(store):
     def work(rank: int, line: Line) -> Any:
-        join(rank, 4, store.port)
+        join(rank, 4, store)
         odd = dist.new_group([1, 3])
         if rank not in (1, 3):
             with pytest.raises((ConfigError, ValueError)):

@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -88,14 +89,19 @@ def run_ranks(act: Callable[[int], dict[str, Any]], world: int, patience_s: floa
               lost: int = -1) -> list[dict[str, Any]]:
     """Fork the ranks of a group, let each act, and gather what they say; {"hangs": True} for one that did not end in
     time. Rank `lost` is not waited for."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=GROUP_S))
-    ranks = [_fork(lambda rank=rank: act(rank), rank, world, store.port) for rank in range(world)]  # type: ignore[misc]
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        ranks = [_fork(lambda rank=rank: act(rank), rank, world, port) for rank in range(world)]  # type: ignore[misc]
+        # Not before the forks: the store's thread may hold a lock of libc, which a child would then wait for for ever.
+        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
+                              timeout=timedelta(seconds=GROUP_S), master_listen_fd=door.detach())
     deadline = time.monotonic() + patience_s
     said = [{"lost": True} if rank == lost else _hear(pipe, deadline) for rank, (_, pipe) in enumerate(ranks)]
     for process, pipe in ranks:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         os.close(pipe)
+    del store  # it has served the ranks until here
     return said
 
 

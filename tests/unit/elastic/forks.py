@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 PATIENCE_S = 60.0
 
@@ -43,6 +45,9 @@ class Line:
         kind, value = self._take()
         assert kind == "result", f"the rank ended with {kind}:\n{value}"
         return value
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
 
     def _take(self) -> tuple[str, Any]:
         if not self._connection.poll(PATIENCE_S):
@@ -76,6 +81,28 @@ def run(work: Callable[[int, Line], Any], world: int) -> list[Any]:
     """What every rank returns."""
     with ranks(work, world) as lines:
         return [line.result() for line in lines]
+
+
+def host_store() -> tuple[dist.TCPStore, int]:
+    """A store in this process, and its port. It has threads: this process must not fork any more."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
+                         master_listen_fd=listener.detach()), port
+
+
+@contextlib.contextmanager
+def store_of_its_own() -> Iterator[int]:
+    """The port of a store in a process of its own, as the controller hosts it: no rank is special."""
+    def keep(rank: int, line: Line) -> None:
+        kept, port = host_store()
+        line.tell(port)
+        signal.pause()
+        del kept
+
+    with ranks(keep, 1) as (keeper,):
+        yield keeper.hear()
+        keeper.kill()
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:

@@ -1,6 +1,6 @@
 """A real gloo group that is cut from another thread and built again in the same process.
 
-The store is hosted by the test's process, as the controller hosts it: no rank is special.
+The store is hosted by a process of its own, as the controller hosts it: no rank is special.
 """
 
 from __future__ import annotations
@@ -18,22 +18,13 @@ import torch.distributed as dist
 
 from ftlab.elastic.group import Group, GroupSevered
 from ftlab.membership import seat_nodes
-from tests.unit.elastic.forks import ranks, run, wait_until
-
-
-def host_store() -> tuple[dist.TCPStore, int]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    hosted = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
-                           master_listen_fd=listener.detach())
-    return hosted, port
+from tests.unit.elastic.forks import host_store, ranks, run, store_of_its_own, wait_until
 
 
 @pytest.fixture
 def store() -> Iterator[tuple[str, int]]:
-    hosted, port = host_store()
-    yield "127.0.0.1", port
-    del hosted
+    with store_of_its_own() as port:
+        yield "127.0.0.1", port
 
 
 def build(generation: int, rank: int, world: int, store: tuple[str, int]) -> Group:
