@@ -9,12 +9,16 @@ part that silently stopped working cannot hide behind a skip.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.leaks import look, wait_until_gone
+
+# A shell's background job ignores Ctrl-C, and so would everything that tests start from there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def require(part: str, available: bool, reason: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,3 +75,14 @@ def _labelled_processes() -> list[tuple[tuple[int, float], tuple[str, str]]]:
         except (psutil.Error, OSError):  # gone meanwhile, a zombie, or somebody else's
             continue
     return found
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
+    """A process that a test has started, and that does not outlive it whatever comes."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from ftlab.cli.main import main
+from tests.leaks import ended
 
 METHODS = {"torch.save", "torch.save + fsync", "dcp.save", "dcp.async_save (thread)", "dcp.async_save (process)",
            "ftlab"}
@@ -48,13 +49,13 @@ def test_measures_every_method_and_leaves_nothing(tmp_path):
 
 
 def test_ctrl_c_leaves_nothing(tmp_path):
-    bench = _start(tmp_path, "--repeats", "1000", "--blocks", "0")
-    for line in bench.stderr:
-        if "1/1000" in line:
-            break
-    time.sleep(0.3)  # somewhere in the middle of it
-    os.killpg(bench.pid, signal.SIGINT)  # as a terminal does it
-    _, said = bench.communicate(timeout=60)
+    with ended(_start(tmp_path, "--repeats", "1000", "--blocks", "0")) as bench:
+        for line in bench.stderr:
+            if "1/1000" in line:
+                break
+        time.sleep(0.3)  # somewhere in the middle of it
+        os.killpg(bench.pid, signal.SIGINT)  # as a terminal does it
+        _, said = bench.communicate(timeout=60)
     assert bench.returncode == 130 and "interrupted" in said and "Traceback" not in said
     assert list(tmp_path.iterdir()) == [] and _session(bench.pid) == []
 

@@ -13,6 +13,7 @@ import pytest
 
 from ftlab.bench.interval import kill_steps
 from ftlab.cli.main import main
+from tests.leaks import ended
 
 
 def _start(folder: Path, *arguments: str) -> subprocess.Popen:
@@ -45,12 +46,12 @@ def test_measures_every_interval_and_leaves_nothing(tmp_path):
 
 
 def test_ctrl_c_leaves_nothing(tmp_path):
-    bench = _start(tmp_path, "--every", "5")
-    for line in bench.stderr:
-        if "every 5 steps" in line:
-            break
-    os.killpg(bench.pid, signal.SIGINT)  # as a terminal does it
-    out, said = bench.communicate(timeout=60)
+    with ended(_start(tmp_path, "--every", "5")) as bench:
+        for line in bench.stderr:
+            if "every 5 steps" in line:
+                break
+        os.killpg(bench.pid, signal.SIGINT)  # as a terminal does it
+        out, said = bench.communicate(timeout=60)
     assert bench.returncode == 130 and "interrupted" in said and "Traceback" not in said and not out
     assert list(tmp_path.glob("ftlab*")) == []
 

@@ -10,6 +10,7 @@ import time
 
 import ftlab
 from tests import trains
+from tests.leaks import ended
 
 
 def _ftlab(*arguments: str, timeout: float = 100) -> subprocess.CompletedProcess:
@@ -67,14 +68,14 @@ def test_up_status_connect_down():
 
 
 def test_ctrl_c_ends_a_drill_cleanly():
-    drill = subprocess.Popen([sys.executable, "-m", "ftlab.cli.main", "drill", "hang", "--steps", "2000"],
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for line in drill.stderr:
-        if "twin" in line:
-            break
-    time.sleep(0.5)  # somewhere in the middle of it
-    drill.send_signal(signal.SIGINT)
-    _, said = drill.communicate(timeout=20)
+    with ended(subprocess.Popen([sys.executable, "-m", "ftlab.cli.main", "drill", "hang", "--steps", "2000"],
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as drill:
+        for line in drill.stderr:
+            if "twin" in line:
+                break
+        time.sleep(0.5)  # somewhere in the middle of it
+        drill.send_signal(signal.SIGINT)
+        _, said = drill.communicate(timeout=20)
     assert drill.returncode == 130 and "interrupted" in said and "Traceback" not in said
 
 
