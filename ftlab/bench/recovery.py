@@ -19,6 +19,7 @@ KINDS = ("kill", "crash", "hang", "partition", "stall", "controller", "nan", "oo
 _MEMORY = {"oom": TIGHT["allocation"], "oom-kill": TIGHT["kernel"]}
 _HEAL_S = 1.0
 _STEPS, _STEP_S = 60, 0.02
+_RETURN_S = 30.0  # for a new node in the place of one that was lost
 
 
 def bench_recovery(kinds: Sequence[str] = KINDS, runs: int = 5, seed: int = 0, nodes: int = 4, spares: int = 1,
@@ -65,6 +66,7 @@ def _bench_kind(kind: str, runs: int, draw: random.Random, cluster: Cluster, wan
     detections, stalls, mends, identical = [], [], [], 0
     for run in range(runs):
         say(f"{kind} {run + 1}/{runs}")
+        _await_all(cluster)
         job = _submit(cluster, kind)
         pending = cluster.inject(_fault(kind, f"rank-{draw.randrange(cluster.config.nodes)}", draw))
         report = job.result(timeout=120)
@@ -75,6 +77,15 @@ def _bench_kind(kind: str, runs: int, draw: random.Random, cluster: Cluster, wan
         mends.append(report.facts["mend_s"])
     return {"detection_s": summary(detections), "stall_s": summary(stalls), "mend_s": summary(mends),
             "identical": None if kind in _MEMORY else identical, "runs": runs}  # in pieces: another order of additions
+
+
+def _await_all(cluster: Cluster) -> None:
+    """Wait until all nodes and spares are there, or the run before decides how long this one takes."""
+    wanted, deadline = cluster.config.nodes + cluster.config.spares, time.monotonic() + _RETURN_S
+    while time.monotonic() < deadline:
+        if sum(node["verdict"] == "ALIVE" for node in cluster.status()["nodes"]) >= wanted:
+            return
+        time.sleep(0.1)
 
 
 def summary(values: Sequence[float | None]) -> dict[str, float | None]:
