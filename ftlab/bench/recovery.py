@@ -83,7 +83,7 @@ def _await_all(cluster: Cluster) -> None:
     """Wait until all nodes and spares are there, or the run before decides how long this one takes."""
     wanted, deadline = cluster.config.nodes + cluster.config.spares, time.monotonic() + _RETURN_S
     while time.monotonic() < deadline:
-        if sum(node["verdict"] == "ALIVE" for node in cluster.status()["nodes"]) >= wanted:
+        if sum(node["joined"] and node["verdict"] == "ALIVE" for node in cluster.status()["nodes"]) >= wanted:
             return
         time.sleep(0.1)
 
