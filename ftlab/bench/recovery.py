@@ -66,7 +66,7 @@ def _bench_kind(kind: str, runs: int, draw: random.Random, cluster: Cluster, wan
     detections, stalls, mends, identical = [], [], [], 0
     for run in range(runs):
         say(f"{kind} {run + 1}/{runs}")
-        _await_all(cluster)
+        _await_all(cluster, say)
         job = _submit(cluster, kind)
         pending = cluster.inject(_fault(kind, f"rank-{draw.randrange(cluster.config.nodes)}", draw))
         report = job.result(timeout=120)
@@ -79,13 +79,14 @@ def _bench_kind(kind: str, runs: int, draw: random.Random, cluster: Cluster, wan
             "identical": None if kind in _MEMORY else identical, "runs": runs}  # in pieces: another order of additions
 
 
-def _await_all(cluster: Cluster) -> None:
-    """Wait until all nodes and spares are there, or the run before decides how long this one takes."""
+def _await_all(cluster: Cluster, say: Callable[[str], None]) -> None:
+    """Wait until all nodes and spares are there, or the run before decides how long this one takes; tell if not."""
     wanted, deadline = cluster.config.nodes + cluster.config.spares, time.monotonic() + _RETURN_S
     while time.monotonic() < deadline:
         if sum(node["joined"] and node["verdict"] == "ALIVE" for node in cluster.status()["nodes"]) >= wanted:
             return
         time.sleep(0.1)
+    say(f"not all {wanted} nodes are there after {_RETURN_S:g} s: this run may find no warm spare")
 
 
 def summary(values: Sequence[float | None]) -> dict[str, float | None]:
