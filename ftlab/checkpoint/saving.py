@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ftlab.checkpoint.manifest import Manifest, Shard
+from ftlab.checkpoint.pace import Pace, at_once
 from ftlab.checkpoint.vault import Vault, folder_name
 from ftlab.errors import CheckpointError, StorageError
 
@@ -48,21 +49,22 @@ class SaveOrder:
 
 
 def persist(vault: Vault, order: SaveOrder, data: memoryview, *, timeout_s: float,
-            over: Callable[[], bool] = lambda: False) -> None:
+            over: Callable[[], bool] = lambda: False, pace: Pace = at_once) -> None:
     """Write a snapshot, and commit it if this rank is the one that commits.
 
     `over` tells that the ranks which save together are not all there any more: waiting for their shards is in vain.
     """
     try:
-        _write(vault, order, data[:order.bytes], time.monotonic() + timeout_s, over)
+        _write(vault, order, data[:order.bytes], time.monotonic() + timeout_s, over, pace)
     except Exception:
         if order.world == 1:
             _clear_up(vault, order.name)
         raise
 
 
-def _write(vault: Vault, order: SaveOrder, data: memoryview, deadline: float, over: Callable[[], bool]) -> None:
-    shard = vault.write_shard(order.name, order.rank, data, order.header_bytes)
+def _write(vault: Vault, order: SaveOrder, data: memoryview, deadline: float, over: Callable[[], bool],
+           pace: Pace) -> None:
+    shard = vault.write_shard(order.name, order.rank, data, order.header_bytes, pace)
     if order.rank != 0:
         vault.storage.write(order.name, _card(order.rank), [json.dumps(asdict(shard)).encode()])
         vault.storage.sync(order.name)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ftlab.checkpoint.digest import PIECE, combine, digest, digest_piece
 from ftlab.checkpoint.manifest import Manifest, Shard
+from ftlab.checkpoint.pace import Pace, at_once
 from ftlab.checkpoint.reading import ShardReader
 from ftlab.checkpoint.storage import Storage
 from ftlab.checkpoint.tree import Packed
@@ -103,7 +104,7 @@ class Vault:
 
     # ---- writing -------------------------------------------------------------------------------------------
 
-    def write_shard(self, name: str, rank: int, data: memoryview, header_bytes: int) -> Shard:
+    def write_shard(self, name: str, rank: int, data: memoryview, header_bytes: int, pace: Pace = at_once) -> Shard:
         """Write one rank's part; it is durable when this returns, and no checkpoint yet."""
         found: list[bytes] = []
 
@@ -114,7 +115,7 @@ class Vault:
                 yield piece
 
         file = f"shard-{rank:05d}.bin"
-        self.storage.write(name, file, digested())
+        self.storage.write(name, file, pace(digested()))
         return Shard(file=file, rank=rank, bytes=len(data), header_bytes=header_bytes, digest=combine(found))
 
     def commit(self, name: str, manifest: Manifest) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from ftlab.checkpoint.arena import Slot
+from ftlab.checkpoint.pace import Pace, at_once, moderate
 from ftlab.checkpoint.saving import SaveOrder, persist, retire
 from ftlab.checkpoint.vault import Vault
 from ftlab.errors import CheckpointError, StorageError, WaitTimeout
@@ -37,6 +38,7 @@ class BackgroundWriter:
         self._orders: queue.SimpleQueue[tuple[Slot, SaveOrder] | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._waiting = 0  # orders not yet done
+        self._hurried = False  # somebody waits for them
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -70,6 +72,7 @@ class BackgroundWriter:
     def wait(self, timeout: float | None = None) -> None:
         """Block until everything is written; raises WaitTimeout."""
         with self._idle:
+            self._hurried = self._waiting > 0
             if not self._idle.wait_for(lambda: self._waiting == 0, timeout):
                 raise WaitTimeout(f"{self._waiting} checkpoints are not written after {timeout:g} s",
                                   hint="storage is slow or does not answer")
@@ -86,7 +89,7 @@ class BackgroundWriter:
             slot.close()
 
     def _borrow_later(self, step: int) -> Slot | None:
-        begin = time.monotonic()
+        begin, self._hurried = time.monotonic(), True
         try:
             slot = self._free.get(timeout=self.timeout_s)
         except queue.Empty:
@@ -108,11 +111,13 @@ class BackgroundWriter:
             self._free.put(slot)
             with self._idle:
                 self._waiting -= 1
+                self._hurried = self._hurried and self._waiting > 0
                 self._idle.notify_all()
 
     def _write(self, slot: Slot, order: SaveOrder) -> None:
         self.error = write_and_report(self.vault, order, slot.view(order.bytes), keep=self.keep,
-                                      timeout_s=self.timeout_s, report=self.report)
+                                      timeout_s=self.timeout_s, report=self.report,
+                                      pace=moderate(lambda: self._hurried))
 
 
 def step_back() -> None:
@@ -122,10 +127,11 @@ def step_back() -> None:
 
 
 def write_and_report(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, timeout_s: float,
-                     report: Report, over: Callable[[], bool] = lambda: False) -> CheckpointError | None:
+                     report: Report, over: Callable[[], bool] = lambda: False,
+                     pace: Pace = at_once) -> CheckpointError | None:
     """Persist a snapshot and say how that went; the error, if there was one."""
     try:
-        persist(vault, order, data, timeout_s=timeout_s, over=over)
+        persist(vault, order, data, timeout_s=timeout_s, over=over, pace=pace)
     except Exception as error:  # the outer edge of a thread: training must not die of a full disk
         error.__cause__ = error.__context__ = error.__traceback__ = None  # they would keep the snapshot's memory
         problem = error if isinstance(error, CheckpointError) else CheckpointError(f"{type(error).__name__}: {error}")

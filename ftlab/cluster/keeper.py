@@ -18,6 +18,7 @@ from typing import Any
 from ftlab import messages
 from ftlab.checkpoint.arena import Slot
 from ftlab.checkpoint.digest import digest
+from ftlab.checkpoint.pace import moderate
 from ftlab.checkpoint.saving import SaveOrder
 from ftlab.checkpoint.storage import open_storage
 from ftlab.checkpoint.vault import Vault
@@ -132,7 +133,8 @@ class Keeper:
             order.tell(messages.Noted(job=order.job, event=event, step=step, data=facts))
 
         return write_and_report(self._vault(config), save, data, keep=config.keep_last_n, timeout_s=config.timeout_s,
-                                report=report, over=lambda: save.generation <= self._over) is None
+                                report=report, over=lambda: save.generation <= self._over,
+                                pace=moderate(lambda: not self._orders.empty())) is None
 
     def _replicate(self, order: _Order, card: dict[str, Any], data: memoryview) -> None:
         buddy = self.buddy

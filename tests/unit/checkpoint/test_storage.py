@@ -5,6 +5,9 @@ What every storage must do is in tests/contract; here is what only a real file s
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import mmap
 import os
 import shutil
 import subprocess
@@ -244,3 +247,38 @@ def test_a_damaged_checkpoint_on_a_read_only_disk_is_passed_over_though_it_canno
         assert run.loaded() == (1, 1.0)
         [facts] = [facts for kind, facts in run.events if kind == "checkpoint.damaged"]
         assert facts["step"] == 2 and facts["marked"] is False
+
+
+# ---- past the page cache -----------------------------------------------------------------------------------
+
+
+def aligned(size: int) -> memoryview:
+    memory = memoryview(mmap.mmap(-1, size + mmap.PAGESIZE))
+    memory[:8] = b"begins.."
+    memory[size - 8:size] = b"the end."
+    return memory
+
+
+@pytest.mark.parametrize("size", [4096, 1 << 20, (3 << 20) + 4096, (3 << 20) + 4097, (5 << 20) - 1])
+@pytest.mark.parametrize("shift", [0, 1])  # memory that is not aligned cannot go straight to the disk
+def test_large_pieces_arrive_whole_whatever_their_size_and_place_in_memory(tmp_path, size, shift):
+    memory = aligned(size + shift)[shift:size + shift]
+    LocalStorage(str(tmp_path)).write("folder", "file", [memory, b"tail", memory])
+    assert (tmp_path / "folder" / "file").read_bytes() == bytes(memory) + b"tail" + bytes(memory)
+
+
+def test_a_file_system_that_refuses_to_go_past_its_cache_is_written_in_the_usual_way(tmp_path, monkeypatch):
+    asked = []
+
+    def refuse(fd: int, command: int, flags: int = 0) -> int:
+        asked.append(flags)
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(fd, command, flags)
+
+    real = fcntl.fcntl
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    memory = aligned(2 << 20)[:2 << 20]
+    LocalStorage(str(tmp_path)).write("folder", "file", [memory])
+    assert any(flags & os.O_DIRECT for flags in asked)
+    assert (tmp_path / "folder" / "file").read_bytes() == bytes(memory)
