@@ -182,6 +182,11 @@ class HealthConfig(_Checked):
     straggler_steps: int = 40  # for so many steps in a row
     replace_stragglers: bool = False  # the policy may give their seats to spares
 
+    @property
+    def spikes(self) -> bool:
+        """Whether anything is called a spike."""
+        return self.loss_spike is not None or self.grad_spike is not None
+
     def __post_init__(self) -> None:
         for name in ("loss_spike", "grad_spike"):
             value = getattr(self, name)

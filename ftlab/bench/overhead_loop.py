@@ -48,7 +48,7 @@ def compare_monitoring(ctx: Any, steps: int, step_s: float) -> list[float]:
     inputs = torch.randn(16, 256)
     taken: list[float] = []
     for step in ctx.steps(steps):
-        ctx._judging = bool(step % 2)
+        ctx._gradients.judging = bool(step % 2)
         begin = time.perf_counter()
         with ctx.step():
             work()

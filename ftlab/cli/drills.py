@@ -10,6 +10,7 @@ from typing import Any
 
 from ftlab.cluster.cluster import choose_backend
 from ftlab.drill.drill import DRILLS, run_drill, run_random, unavailable
+from ftlab.errors import FtlabError
 from ftlab.report.page import report_page
 from ftlab.report.report import Report, report_table
 
@@ -22,24 +23,34 @@ def drill(arguments: argparse.Namespace) -> int:
     names = [name for name in DRILLS if name not in skipped] if arguments.name == "all" else [arguments.name]
     reports: list[Report] = []
     twin: Report | None = None
+    broken: dict[str, str] = {}  # drills that came to no verdict, and why
     for name in names:
-        report = _run_one(name, twin, arguments)
+        try:
+            report = _run_one(name, twin, arguments)
+        except FtlabError as error:
+            if arguments.name != "all":
+                raise
+            broken[name] = error.message  # the others can still be run
+            _say(f"[{name}] no verdict: {error}")
+            continue
         twin = report.twin
         reports.append(report)
         if not arguments.json:
             sys.stdout.write(f"{report_table(report.facts)}\n\n")
             sys.stdout.flush()
-    held = all(report.facts["held"] for report in reports)
+    failed = [report.facts["repeat"] for report in reports if not report.facts["held"]]
+    held = not failed and not broken
     if arguments.report:
         Path(arguments.report).write_text(report_page([(report.facts, report.events) for report in reports]),
                                           encoding="utf-8")
     if arguments.json:
         facts = [report.facts for report in reports]
-        body = {"drills": facts, "held": held, "left_out": skipped} if arguments.name == "all" else facts[0]
+        every = {"drills": facts, "held": held, "left_out": skipped, "broken": broken}
+        body = every if arguments.name == "all" else facts[0]
         sys.stdout.write(json.dumps(body) + "\n")
     else:
         _say(f"every expectation held; repeat: {reports[-1].facts['repeat']}" if held else
-             f"NOT everything held; repeat: {next(r.facts['repeat'] for r in reports if not r.facts['held'])}")
+             f"NOT everything held; repeat: {(failed or [f'ftlab drill {next(iter(broken))}'])[0]}")
         if arguments.report:
             _say(f"report: {arguments.report}")
     return 0 if held else 1

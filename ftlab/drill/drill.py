@@ -214,7 +214,8 @@ def submit_example(cluster: Cluster, plan: DrillPlan, checkpoints: str = "", **o
 
 
 def _time_limit(plan: DrillPlan) -> float:
-    return 60.0 + 10 * plan.steps * max(plan.step_s, 0.02)
+    """Generous: on a machine that is busy with other things a step takes many times as long, and that is no failure."""
+    return 240.0 + 20 * plan.steps * max(plan.step_s, 0.02)
 
 
 def _not_fired(pending: Sequence[Pending]) -> list[str]:

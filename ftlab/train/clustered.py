@@ -128,13 +128,13 @@ class ClusterLoop:
         """Sum over ranks and pieces, judge, and step, if this is the batch's last piece."""
         if not self._open:
             raise ConfigError("optimizer.step() belongs into the loop over the loader")
-        self.ctx._take_gradients(self._weight, self._last)
+        self.ctx._gradients.take(self._weight, None, self._last)
         if self._last:
             self.real.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients, also those of earlier batches."""
-        self.ctx._drop_gradients()
+        self.ctx._gradients.drop_held()
         self.real.zero_grad(set_to_none)
 
 

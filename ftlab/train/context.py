@@ -10,7 +10,6 @@ ask for it after the expensive set-up, not before.
 
 from __future__ import annotations
 
-import math
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,15 +24,15 @@ from ftlab import policy as acts
 from ftlab.checkpoint import ranks
 from ftlab.checkpoint.state import TrainingState
 from ftlab.config import JobConfig
-from ftlab.elastic.reduce import FlatGradients, sum_in_shard_order, sum_over_ranks
-from ftlab.elastic.sampler import GlobalSampler, Piece, Seating, owned_shards
+from ftlab.elastic.sampler import GlobalSampler, Piece, Seating
 from ftlab.elastic.seeding import seed_step
 from ftlab.errors import ConfigError, FtlabError, StateLost
 from ftlab.health.memory import is_out_of_memory
-from ftlab.health.numbers import check_loss, gradient_norm
+from ftlab.health.numbers import check_loss
 from ftlab.messages import RESERVED_VALUES, Place
 from ftlab.policy import Action
 from ftlab.train.ddp import ElasticDDP
+from ftlab.train.gradients import StepGradients
 from ftlab.train.mending import Mender, StepSpoiled
 from ftlab.train.rates import lower_rate
 from ftlab.train.session import Session
@@ -49,7 +48,7 @@ class TrainContext:
         self._state: TrainingState = session.state
         assert session.mender is not None
         self._mender: Mender = session.mender
-        self._flat: FlatGradients | None = None
+        self._gradients = StepGradients(session, page, config, self._seating)
         self._step = _Step(self)
         self._running = False
         self._stepped = False  # the loop body has used ctx.step()
@@ -58,14 +57,9 @@ class TrainContext:
         self._values: dict[str, Any] = {}
         self._samples: torch.Tensor | None = None
         self._piece: Piece | None = None
-        self._held: list[torch.Tensor | None] | None = None
-        self._taken: list[torch.Tensor] = []
         self._batch = 0
         self._sampler: GlobalSampler | None = None
         self._can_split: Callable[[], bool] = lambda: self._sampler is not None and self._sampler.can_split()
-        self._waited = 0.0  # for the other ranks, in this step
-        self._agreed = False  # on gradients, in this step
-        self._judging = self._spikes = False  # whether numbers are looked at, and spikes too
         self._last_commit = 0.0
 
     # ---- who am I ------------------------------------------------------------------------------------------
@@ -145,9 +139,7 @@ class TrainContext:
         self._running = True
         state, session = self._state, self._session
         scaled = any(isinstance(part, torch.amp.GradScaler) for part in state.parts.values())
-        health = self.config.health
-        self._judging = health.numbers and not scaled  # a scaler expects Inf, and deals with it
-        self._spikes = health.loss_spike is not None or health.grad_spike is not None
+        self._gradients.judging = self.config.health.numbers and not scaled  # a scaler expects Inf, and deals with it
         while True:
             if not session.undisturbed:
                 session.join()
@@ -172,27 +164,7 @@ class TrainContext:
         """Compute gradients and average them over the group, weighted by each rank's share of the global batch."""
         if loss.numel() != 1 or not loss.is_floating_point():
             check_loss(loss)  # says what is wrong with it
-        if self._session.sharded is not None:  # FSDP averages the gradients while it computes them
-            (loss * (self._weight(self._piece) * self._session.world)).backward()
-            self._judge_shards(loss)
-            return
-        if self._held is None:
-            self._hold_gradients()
-        piece, wrapped = self._piece, ElasticDDP.in_use(self._session)
-        if wrapped:
-            self._wait_begins()
-            (loss * (self._weight(piece) * self._session.world)).backward()
-            self._agree_buffers(self._weight(piece))
-            self._wait_ends()
-            if self._judging:  # of the loss each rank knows only its own part
-                self._mender.judge(None, gradient_norm(each.grad for each in self._state.parameters()))
-            self._give_back_held()
-            return
-        loss.backward()
-        last = piece is None or piece.last
-        self._collect(self._weight(piece), last, loss)
-        if last:
-            self._agree()
+        self._gradients.backward(loss, self._piece, self._weight(self._piece))
 
     def report(self, **values: Any) -> None:
         """Numbers that belong to this step, such as loss=loss; recorded when the step is committed."""
@@ -209,8 +181,8 @@ class TrainContext:
 
     def _begin(self, step: int) -> None:
         self._stepped = False
-        self._values, self._samples, self._piece, self._held, self._taken = {}, None, None, None, []
-        self._waited, self._agreed = 0.0, False
+        self._values, self._samples, self._piece = {}, None, None
+        self._gradients.begin()
         self._state.mark()
         here = self._seating()
         seed_step(self.config.seed, step, here.rank * here.shards // here.world)
@@ -228,13 +200,14 @@ class TrainContext:
         self._page.commit(state.step, at)
         first = session.first_step_done(at)
         ids = self._samples if self.config.record_samples or skipped else None
+        busy = 0.0 if first else at - self._last_commit - self._gradients.waited
         session.link.note_step({
             "generation": session.generation, "step": state.step, "at": at,
             "values": {name: float(value.detach() if isinstance(value, torch.Tensor) else value)
                        for name, value in self._values.items()},
             "samples": None if ids is None else ids.tolist(),
             "digest": 0 if ids is None else zlib.crc32(ids.numpy().tobytes()),
-            "busy": 0.0 if first else at - self._last_commit - self._waited, "skipped": skipped}, urgent=first)
+            "busy": busy, "skipped": skipped}, urgent=first)
         self._last_commit = at
         if self._mender.book.pieces > 1 and self._mender.book.good_step():
             self._seat = None
@@ -247,47 +220,16 @@ class TrainContext:
         """The data is there: random numbers are drawn anew, and gradients of earlier batches set aside."""
         here = self._seating()
         seed_step(self.config.seed, step, here.rank * here.shards // here.world)
-        self._hold_gradients()
-
-    def _drop_gradients(self) -> None:
-        """Those of earlier batches are not wanted any more."""
-        if self._held is not None:
-            self._held = [None] * len(self._held)
-
-    def _take_gradients(self, weight: float, last: bool) -> None:
-        """Those of one piece, with its share of the batch; after the last piece all ranks' sum is in their place."""
-        self._collect(weight, last, None)
-        if last:
-            self._agree()
+        self._gradients.hold()
 
     # ---- a step that must not be committed -----------------------------------------------------------------
 
-    def _judge(self, loss: float, total: torch.Tensor) -> None:
-        """Raise StepSpoiled if what all ranks agreed on is bad; in every step, so the good case is short."""
-        assert self._flat is not None
-        norm = self._flat.norm(total)
-        if self._spikes or not math.isfinite(loss + norm):
-            self._mender.judge(loss, norm if math.isfinite(norm) else gradient_norm(total[:self._flat.total]))
-
-    def _judge_shards(self, loss: torch.Tensor) -> None:
-        """Each rank sees only its part of the gradients: add up the squares of their norms."""
-        if not self._judging:
-            return
-        norm = gradient_norm(getattr(each.grad, "_local_tensor", each.grad) for each in self._state.parameters())
-        both = torch.tensor([float(loss.detach()) / self._session.world, norm * norm], dtype=torch.float64)
-        self._wait_begins()
-        sum_over_ranks(both)
-        self._wait_ends()
-        self._mender.judge(float(both[0]), float(both[1]) ** 0.5)
-
     def _tell_failure(self, error: Exception) -> bool:
         """This rank ran out of memory: the others learn it where they wait for its gradients. False if they cannot."""
-        flat = self._flat
-        if self._agreed or flat is None or not flat.length or ElasticDDP.in_use(self._session):
+        if not self._gradients.can_tell_failure():
             return False
-        shards = len(owned_shards(self._seating())) if self.config.exact else 1
         self._note("memory.failed", rank_failed=self._session.rank, detail=str(error)[:300])
-        self._sum([flat.take_failure() for _ in range(shards)])
+        self._gradients.tell_failure()
         return True
 
     def _mend(self, spoiled: StepSpoiled) -> None:
@@ -351,63 +293,6 @@ class TrainContext:
 
     def _weight(self, piece: Piece | None) -> float:
         return len(piece.ids) / self._batch if piece else 1.0 / self._session.world
-
-    def _hold_gradients(self) -> None:
-        """Set aside gradients of earlier steps, so that only this step's are averaged."""
-        if self._flat is None:
-            self._flat = FlatGradients(self._state.parameters())
-        self._held = [parameter.grad for parameter in self._flat.parameters]
-        for parameter in self._flat.parameters:
-            parameter.grad = None
-
-    def _give_back_held(self) -> None:
-        assert self._flat is not None and self._held is not None
-        for parameter, before in zip(self._flat.parameters, self._held, strict=True):
-            if before is not None:
-                parameter.grad = before if parameter.grad is None else before + parameter.grad
-        self._held = None
-
-    def _agree_buffers(self, weight: float) -> None:
-        """What DDP leaves out: its ranks' BatchNorm statistics drift apart, and die with rank 0."""
-        buffers = self._state.changed_buffers()
-        if buffers:
-            flat = sum_over_ranks(torch.cat([buffer.detach().reshape(-1) for buffer in buffers]) * weight)
-            with torch.no_grad():
-                for buffer, mean in zip(buffers, flat.split([each.numel() for each in buffers]), strict=True):
-                    buffer.copy_(mean.view_as(buffer))
-
-    def _collect(self, weight: float, last: bool, loss: torch.Tensor | None) -> None:
-        assert self._flat is not None
-        taken = self._flat.take(weight, self._state.changed_buffers(), loss)
-        if not last:
-            self._state.reset_buffers()
-        if self._taken and not (self.config.exact and self._piece is not None and self._piece.part == 0):
-            self._taken[-1] += taken  # of the same shard, or in any order
-        else:
-            self._taken.append(taken)
-
-    def _agree(self) -> None:
-        assert self._flat is not None and self._held is not None
-        total = self._sum(self._taken)
-        loss, failed = self._flat.read(total)
-        if failed:
-            raise StepSpoiled("oom", f"{failed} rank{'s' if failed > 1 else ''} ran out of memory")
-        if self._judging:
-            self._judge(loss, total)
-        self._flat.put(total, self._held, self._state.changed_buffers())
-        self._taken, self._held, self._agreed = [], None, True
-
-    def _sum(self, flats: list[torch.Tensor]) -> torch.Tensor:
-        self._wait_begins()
-        total = sum_in_shard_order(flats, self._seating()) if self.config.exact else sum_over_ranks(flats[0])
-        self._wait_ends()
-        return total
-
-    def _wait_begins(self) -> None:
-        self._waited -= self._page.move(Place.COMMUNICATING)
-
-    def _wait_ends(self) -> None:
-        self._waited += self._page.move(Place.COMPUTING)
 
 
 class _Step:

@@ -27,7 +27,7 @@ def test_all_drills_hold_on_the_command_line(nothing_of_ours_stays):
                            "100", "--seed", "1", "--json"], capture_output=True, text=True, timeout=1800)
     body = json.loads(done.stdout)
     failed = {row["drill"]: (row["failed_expectations"], row["repeat"]) for row in body["drills"] if not row["held"]}
-    assert (done.returncode, failed, body["held"]) == (0, {}, True), done.stderr[-2000:]
+    assert (done.returncode, failed, body["broken"], body["held"]) == (0, {}, {}, True), done.stderr[-2000:]
     for name, reason in body["left_out"].items():
         require("rules", False, f"{name}: {reason}")
     rows = {row["drill"]: row for row in body["drills"]}
