@@ -17,13 +17,13 @@ from ftlab.cluster.container_disk import empty_disk, fill_disk
 from ftlab.cluster.container_links import let_pass, lose_packets, restore_link, spoil_link
 from ftlab.cluster.container_memory import limit_worker_data, lower_memory, memory_use, set_memory
 from ftlab.cluster.containers import Containers
-from ftlab.cluster.nodes import Others, Receipt, kill_worker, moments, spring_trap, squeeze_worker, tree, wait_until
+from ftlab.cluster.nodes import Others, Receipt, kill_worker, least_use, spring_trap, squeeze_worker, tree, wait_until
 from ftlab.errors import FaultError
 from ftlab.health.memory import OomCount
 
 _LOOK_S = 0.2  # between two looks at a node whose memory is limited
 _PERIOD_US, _LEAST_QUOTA_US = 50_000, 1_000  # of the CPU quota
-_LEAST_USE_S = 1.0  # a few steps, also long ones: memory that a step takes and gives back must not count
+_LEAST_USE_S = 1.0  # a few steps, also long ones
 _CPU_LOOK_S = 0.5  # how long a worker's use of the CPU is measured before it is cut down
 
 
@@ -135,7 +135,7 @@ class ContainerNodes(Containers):
         """Lower a container's memory limit to so much above its least use: beyond it the kernel kills."""
         node = self._find(name)
         self._on_host(name, pid)
-        least = min(memory_use(node) for _ in moments(_LEAST_USE_S))
+        least = least_use(lambda: memory_use(node), _LEAST_USE_S)
         limit = least + (room_mb << 20)
         node.oom = OomCount.of(node.pid)
         node.ooms = node.oom.read() or 0

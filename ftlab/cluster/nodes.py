@@ -12,7 +12,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,9 @@ import psutil
 
 from ftlab.errors import FaultUnavailable
 
-_LEAST_USE_S = 0.3  # a few steps: memory that a step takes and gives back must not count
+_LEAST_USE_S = 0.3  # a few steps
+_LONGEST_LOOK_S = 1.5  # at memory that never rises or falls
+_CHANGE = 1 << 20  # bytes that a step takes and gives back
 Receipt = dict[str, Any]
 Others = Callable[[Collection[str]], list[int]]  # the processes of everybody but some nodes
 
@@ -136,7 +139,7 @@ def squeeze_worker(pid: int, room_mb: int, limit: Callable[[Iterable[int], int],
     """Let a worker take no more than so much memory beyond its least use: a larger allocation fails in it."""
     if sys.platform != "linux":
         raise FaultUnavailable("memory cannot be limited from outside here", hint="use the Docker backend")
-    least = min(_data_bytes(pid) for _ in moments(_LEAST_USE_S))
+    least = least_use(partial(_data_bytes, pid), _LEAST_USE_S)
     at = time.monotonic()
     limit([pid], least + (room_mb << 20))
     return {"at": at, "pids": [pid], "limit_bytes": _data_limit(pid), "used_bytes": least,
@@ -150,12 +153,17 @@ def tree(pid: int) -> list[int]:
     return []
 
 
-def moments(seconds: float) -> Iterator[None]:
-    """Come back every two milliseconds, for so long."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        yield
+def least_use(read: Callable[[], int], seconds: float) -> int:
+    """The least memory in use in the course of a few steps: what a step takes and gives back must not count.
+
+    Looks for so long, and longer if nothing has changed meanwhile: on a busy machine that may be a part of one step.
+    """
+    begin, least, most = time.monotonic(), read(), 0
+    while (passed := time.monotonic() - begin) < seconds or (most - least < _CHANGE and passed < _LONGEST_LOOK_S):
         time.sleep(0.002)
+        now = read()
+        least, most = min(least, now), max(most, now)
+    return least
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 2.0) -> bool:
