@@ -38,7 +38,12 @@ def compare_steps(ctx: Any, steps: int, step_s: float) -> list[float]:
 
 
 def compare_monitoring(ctx: Any, steps: int, step_s: float) -> list[float]:
-    """Seconds that looking at loss and gradients adds to a step, for each pair of neighbours with and without."""
+    """Seconds that looking at loss and gradients adds to a step, for each pair of neighbours with and without.
+
+    Which of the two comes first is drawn by lot: whatever else happens in every second step hits both kinds alike.
+    """
+    import random
+
     import torch
 
     work = _work(step_s)
@@ -46,17 +51,21 @@ def compare_monitoring(ctx: Any, steps: int, step_s: float) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     ctx.protect(model=model, optimizer=optimizer)
     inputs = torch.randn(16, 256)
-    taken: list[float] = []
+    lots = random.Random(1)
+    taken: dict[bool, list[float]] = {True: [], False: []}
+    first = True
     for step in ctx.steps(steps):
-        ctx._gradients.judging = bool(step % 2)
+        if step % 2 == 0:
+            first = lots.random() < 0.5
+        watched = ctx._gradients.judging = first == (step % 2 == 0)
         begin = time.perf_counter()
         with ctx.step():
             work()
             ctx.backward(model(inputs).square().mean())
             optimizer.step()
             optimizer.zero_grad()
-        taken.append(time.perf_counter() - begin)
-    return [watched - bare for bare, watched in zip(taken[BLOCK * 2::2], taken[BLOCK * 2 + 1::2], strict=False)]
+        taken[watched].append(time.perf_counter() - begin)
+    return [watched - bare for watched, bare in zip(taken[True][BLOCK:], taken[False][BLOCK:], strict=False)]
 
 
 def _work(step_s: float) -> Callable[[], None]:
