@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from ftlab.checkpoint import pace
+from ftlab.checkpoint.digest import PIECE
 from ftlab.checkpoint.manager import CheckpointManager
 from ftlab.checkpoint.pace import at_once, moderate
+from ftlab.cluster.nodes import wait_until
 
 PIECES = [memoryview(bytes([number]) * 1000) for number in range(6)]
 
@@ -42,10 +44,14 @@ def test_who_comes_later_and_waits_does_not_wait_for_the_pace(monkeypatch):
 def test_a_save_that_is_waited_for_is_written_at_once_and_the_next_takes_its_time_again(tmp_path, monkeypatch):
     monkeypatch.setattr(pace, "RATE", 1.0)  # at this pace the second of the three pieces would come in half a year
     state = {"model": {"weight": torch.zeros(10 << 20)}}
+
+    def first_pieces_written() -> int:
+        return sum(file.stat().st_size >= PIECE for file in tmp_path.glob("step-*/shard-*.bin"))
+
     with CheckpointManager(str(tmp_path)) as manager:
         for step in (1, 2):
             manager.save(state, step)
-            time.sleep(0.3)
+            assert wait_until(lambda wanted=step: first_pieces_written() == wanted, limit_s=30)
             assert len([entry for entry in manager.entries() if entry.good]) == step - 1  # nobody waits yet
             manager.wait(timeout=60)
             assert manager.entries()[0].step == step
