@@ -62,7 +62,7 @@ class ClusterConfig(_Checked):
     port: int = 0  # the controller's port on 127.0.0.1; 0 picks a free one
     replace: bool = True  # start a new node when no spare is left; else the job shrinks
     replenish: bool = True  # after a spare was promoted, start a new one behind the job's back
-    heartbeat_s: float = 0.1  # how often a node reports
+    heartbeat_s: float = 0.125  # how often a node reports
     suspect_s: float = 0.3  # silence after which a node is SUSPECT
     dead_s: float = 0.55  # silence after which a node is DEAD
     detector: str = "timeout"  # "timeout": by the two times above; "phi": by their rhythm; "own": the owner's

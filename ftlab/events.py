@@ -2,7 +2,7 @@
 
 Metrics, dashboards, reports and graders only read it. `at` is the monotonic clock, which all processes of
 one machine share, so times from different processes compare. A line that was cut off by a crash (the last
-one only) is ignored on reading; `kill -9` of the writer loses nothing that `append` has returned from.
+one only) is ignored on reading; `kill -9` of the writer loses nothing that `record` or `together` has returned from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ class EventLog:
         self.listeners: list[Callable[[Event], None]] = []
         if path and path.exists():
             _drop_torn_line(path)
-        self._file = path.open("a", buffering=1, encoding="utf-8") if path else None
+        self._file = path.open("a", encoding="utf-8") if path else None
+        self._held: list[Event] | None = None  # recorded together and not yet written
 
     def record(self, kind: str, **fields: Any) -> Event:
         """Append one event and tell the listeners; fields that are None are left out."""
@@ -59,11 +61,32 @@ class EventLog:
         head = {name: given.pop(name) for name in ("at", "source", "generation", "rank", "step") if name in given}
         event = Event(kind=kind, seq=len(self.events) + 1, data=given, **head)
         self.events.append(event)
-        if self._file:
-            self._file.write(event.to_json() + "\n")
-        for listener in self.listeners:
-            listener(event)
+        if self._held is not None:
+            self._held.append(event)
+        else:
+            self._write([event])
         return event
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is recorded in here is written at its end, all with one system call; only then it may be relied on."""
+        if self._held is not None:  # inside of another one, which writes
+            yield
+            return
+        self._held = []
+        try:
+            yield
+        finally:
+            events, self._held = self._held, None
+            self._write(events)
+
+    def _write(self, events: Sequence[Event]) -> None:
+        if self._file and events:
+            self._file.write("".join(f"{event.to_json()}\n" for event in events))
+            self._file.flush()
+        for event in events:
+            for listener in self.listeners:
+                listener(event)
 
     def close(self) -> None:
         """Close the file; may be called twice."""

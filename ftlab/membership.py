@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 
@@ -53,10 +54,11 @@ class RankTable:
 
     def rank_of(self, node: str, local_rank: int) -> int | None:
         """The rank of one worker of a node, or None if it has no seat."""
-        for seat in self.seats:
-            if seat.node == node and seat.local_rank == local_rank:
-                return seat.rank
-        return None
+        return self._ranks.get((node, local_rank))
+
+    @cached_property
+    def _ranks(self) -> dict[tuple[str, int], int]:
+        return {(seat.node, seat.local_rank): seat.rank for seat in self.seats}  # asked for every step of every rank
 
     def to_dict(self) -> dict[str, Any]:
         """The table as JSON-able data; `from_dict` gives it back."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, ClassVar, TypedDict
+from functools import cache
+from typing import Any, ClassVar, NotRequired, TypedDict
 
 from ftlab.config import MAX_MESSAGE_BYTES
 from ftlab.errors import BadMessage
@@ -191,11 +192,11 @@ class StepDone(TypedDict):
     generation: int
     step: int
     at: float
-    values: dict[str, float]
-    samples: list[int] | None
-    digest: int  # of the global batch's sample ids: all ranks must agree
     busy: float  # seconds this rank worked itself: waiting for the others is not counted
-    skipped: str  # why the batch was passed over; empty: it was not
+    values: NotRequired[dict[str, float]]
+    samples: NotRequired[list[int]]
+    digest: NotRequired[int]  # of the global batch's sample ids: all ranks must agree
+    skipped: NotRequired[str]  # why the batch was passed over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,13 +301,12 @@ def decode(data: Any) -> Message:
     if kind is None:
         raise BadMessage(f"unknown kind of message {data.get('kind')!r}", hint=f"kinds are {sorted(Message.kinds)}")
     given = {name: value for name, value in data.items() if name != "kind"}
-    known = {each.name: each for each in fields(kind)}
-    extra = sorted(set(given) - set(known))
-    if extra:
-        raise BadMessage(f"{kind.__name__} has no field {extra}")
-    for name, each in known.items():
-        if name in given:
-            _check_type(kind.__name__, name, str(each.type), given[name])
+    known = _types_of(kind.__name__)
+    if not given.keys() <= known.keys():
+        raise BadMessage(f"{kind.__name__} has no field {sorted(given.keys() - known.keys())}")
+    for name, value in given.items():
+        if type(value) not in known[name]:
+            raise BadMessage(f"{kind.__name__}.{name} must be {known[name][0].__name__}, got {type(value).__name__}")
     try:
         return kind(**given)
     except TypeError as error:
@@ -314,14 +314,15 @@ def decode(data: Any) -> Message:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "list": (list,), "dict": (dict,),
+    "str": (str,), "int": (int,), "float": (float, int), "bool": (bool,), "list": (list,), "dict": (dict,),
 }
 
 
-def _check_type(kind: str, name: str, annotation: str, value: Any) -> None:
-    if value is None and annotation.endswith("| None"):
-        return
-    base = annotation.split("[")[0].split(" ")[0]
-    wanted = _TYPES.get(base, (object,))
-    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise BadMessage(f"{kind}.{name} must be {base}, got {type(value).__name__}")
+@cache
+def _types_of(kind: str) -> dict[str, tuple[type, ...]]:
+    """The fields of a kind of message, and what JSON may hold for each."""
+    found = {}
+    for each in fields(Message.kinds[kind]):
+        base, _, none = str(each.type).partition(" | ")
+        found[each.name] = (*_TYPES[base.partition("[")[0]], *((type(None),) if none else ()))
+    return found

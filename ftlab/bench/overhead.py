@@ -1,5 +1,5 @@
 """What does protection cost when nothing breaks? The same work in bare and in protected steps, in turn in one run, one
-worker per core; and the processor time that agents and controller take beside it."""
+worker per core; and the processor time that the agent of a node takes beside it, and the controller for all."""
 
 from __future__ import annotations
 
@@ -27,34 +27,42 @@ def bench_overhead(nodes: int = 2, spares: int = 1, steps: int = 1000, step_s: f
         job.wait_for_step(steps // 10)
         begin, before = time.monotonic(), _control_seconds(cluster)
         job.wait_for_step(steps - 5)
-        busy = (_control_seconds(cluster) - before) / (time.monotonic() - begin)
+        agents, control = ((now - then) / (time.monotonic() - begin)
+                           for now, then in zip(_control_seconds(cluster), before, strict=True))
         cost = _median(job.result(timeout=300))
     with Cluster(1, 0, echo=None) as alone:  # waiting for other ranks would hide it
         say(f"{steps} steps with and without a look at loss and gradients")
         watching = _median(alone.submit(overhead_loop.compare_monitoring, steps, step_s).result(timeout=300))
     return {"bench": "overhead", "nodes": nodes, "spares": spares, "steps": steps, "step_s": step_s,
             "step_cost_s": round(cost, 7), "step_cost_share": round(cost / step_s, 5),
+            "heartbeat_cost_s": round(agents * step_s, 7), "heartbeat_cost_share": round(agents, 5),
             "monitor_cost_s": round(watching, 7), "monitor_cost_share": round(watching / step_s, 5),
-            "control_cores": round(busy, 5), "control_share": round(busy / (psutil.cpu_count() or 1), 5)}
+            "controller_cores": round(control, 5)}
 
 
 def overhead_table(result: dict[str, Any]) -> str:
     """The bench for a terminal."""
     return (f"ftlab adds {result['step_cost_s'] * 1e6:.0f} µs to a step of {result['step_s'] * 1000:g} ms: "
             f"{result['step_cost_share']:.2%}\n"
+            f"meanwhile the agent of a node takes {result['heartbeat_cost_s'] * 1e6:.0f} µs of a core: "
+            f"{result['heartbeat_cost_share']:.2%}\n"
             f"looking at loss and gradients adds {result['monitor_cost_s'] * 1e6:.0f} µs: "
             f"{result['monitor_cost_share']:.2%}\n"
-            f"agents and controller of {result['nodes']} + {result['spares']} nodes take {result['control_share']:.2%} "
-            f"of the machine's processor time")
+            f"the controller of {result['nodes']} + {result['spares']} nodes takes "
+            f"{result['controller_cores']:.2%} of a core")
 
 
 def _median(report: Report) -> float:
     return float(statistics.median(each for found in report.values.values() for each in found))
 
 
-def _control_seconds(cluster: Cluster) -> float:
-    """Processor time of the controller and the agents so far."""
+def _control_seconds(cluster: Cluster) -> tuple[float, float]:
+    """Processor time so far: of the agent of a node that trains, on average, and of the controller."""
     started = [event.data["pid"] for event in cluster.events if event.kind == "controller.started"]
-    pids = [node["pid"] for node in cluster.status()["nodes"]] + started[-1:]
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return float(sum(each.user + each.system for each in times))
+    agents = [node["pid"] for node in cluster.status()["nodes"] if node["ranks"]]
+    return sum(map(_seconds, agents)) / len(agents), _seconds(started[-1])
+
+
+def _seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)

@@ -16,7 +16,6 @@ import signal
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -40,6 +39,7 @@ from ftlab.train.worker import STACK_SIGNAL, WorkerSpec
 
 log = logging.getLogger(__name__)
 _RETRY_S = 0.05
+_SILENT_S = 1.5  # a link on which nothing came for so long, nor for three acknowledgements, is made anew
 _MAX_STEPS = 500  # step records in one heartbeat
 _MAX_OUTPUT_LINES = 1000  # kept while the controller is away
 _IN_LOOP = (Place.OUTSIDE, Place.COMPUTING, Place.COMMUNICATING)
@@ -120,7 +120,7 @@ class NodeAgent:
                                        max_message_size=MAX_MESSAGE_BYTES)
         await link.write_message(messages.dumps(messages.Hello(
             node=self.identity.name, address=self.identity.address, pid=os.getpid(), instance=self._instance,
-            job=self._job, workers=[worker.to_dict() for worker in self._progress()],
+            job=self._job, workers=self._reports(),
             replica_port=self._keeper.port)))
         return link
 
@@ -176,7 +176,7 @@ class NodeAgent:
             elif self._is_orphan(now):
                 log.warning("the controller is gone: this node ends itself")
                 self._over.set()
-            elif self._link is not None and now - self._heard > max(1.0, 5 * self._heartbeat_s):
+            elif self._link is not None and now - self._heard > max(_SILENT_S, 12 * self._heartbeat_s):
                 self._link.close()  # silent: knock again
             await asyncio.sleep(self._heartbeat_s)
 
@@ -200,8 +200,7 @@ class NodeAgent:
 
     def _send_heartbeat(self) -> None:
         steps = self._steps[self._sent:self._sent + _MAX_STEPS]
-        if self._send(messages.Heartbeat(workers=[worker.to_dict() for worker in self._progress()], steps=steps,
-                                         output=self._output[:200])):
+        if self._send(messages.Heartbeat(workers=self._reports(), steps=steps, output=self._output[:200])):
             self._sent += len(steps)
             del self._output[:200]
 
@@ -237,9 +236,11 @@ class NodeAgent:
 
     # ---- workers -------------------------------------------------------------------------------------------
 
-    def _progress(self) -> Iterator[Any]:
-        for local_rank in sorted(self._workers):
-            yield _Report(self._workers[local_rank], self.pages[local_rank], self._lookout.slow(local_rank))
+    def _reports(self) -> list[dict[str, Any]]:
+        """Each worker's progress with its place on the node, as heartbeats carry it."""
+        return [{"local_rank": local_rank, "pid": worker.pid, "run": worker.run,
+                 "slow": self._lookout.slow(local_rank), **self.pages[local_rank].read().to_dict()}
+                for local_rank, worker in sorted(self._workers.items())]
 
     async def _run_job(self, message: messages.RunJob) -> None:
         request = self._request(f"/api/jobs/{message.job}/code", request_timeout=60.0)
@@ -406,17 +407,6 @@ class NodeAgent:
         with contextlib.suppress(OSError, ValueError):
             asyncio.get_running_loop().remove_reader(worker.control.fileno())
             worker.control.close()
-
-
-class _Report:
-    """A worker's progress with its place on the node, as heartbeats carry it."""
-
-    def __init__(self, worker: _Worker, page: StatusPage, slow: str) -> None:
-        self._worker, self._page, self._slow = worker, page, slow
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"local_rank": self._worker.local_rank, "pid": self._worker.pid, "run": self._worker.run,
-                "slow": self._slow, **self._page.read().to_dict()}
 
 
 def run_agent(identity: NodeIdentity, forkserver: Connection, forkserver_pid: int, pages: list[StatusPage],

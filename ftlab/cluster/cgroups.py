@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from ftlab.errors import ConfigError, FaultUnavailable, WaitTimeout
-from ftlab.health.memory import CGROUPS, PROC, Cgroup, OomCount, find_cgroup
+from ftlab.health.kernel import CGROUPS, PROC, Cgroup, find_cgroup
+from ftlab.health.memory import OomCount
 
 LABEL = "ftlab-"
 _REMOVE_S = 5.0  # for killed processes to leave the cage; large ones take a while to die

@@ -9,7 +9,7 @@ from typing import Any
 from ftlab.cluster.container import Container, ask, inner_pid, run_inside
 from ftlab.cluster.nodes import limit_data
 from ftlab.errors import FaultError, FaultUnavailable
-from ftlab.health.memory import find_cgroup
+from ftlab.health.kernel import find_cgroup
 
 _LOWER_S = 3.0  # how long a smaller memory limit is tried
 

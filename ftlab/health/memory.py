@@ -29,10 +29,11 @@ from typing import Any, Literal
 import psutil
 
 from ftlab.errors import HealthError
+from ftlab.health.kernel import CGROUPS, PROC, Cgroup, entries, find_cgroup, folder, read, word_after
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _HUGE = 1 << 60  # v1 has no word for "no limit" and shows the largest number of pages instead
 _ENOUGH = 6  # samples before a trend is believed
+_HALF = 0.5  # below this share a limit is not worth a warning, however fast it fills
 _CALM = 0.05  # by how much of the limit the use must fall before the same warning may come again
 _TEXTS = (  # what allocators say in a RuntimeError, which is all that torch raises on the CPU
     "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "std::bad_alloc",
@@ -60,19 +61,6 @@ class Limit:
         return self.used_bytes / self.limit_bytes if self.limit_bytes > 0 else 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cgroup:
-    """The cgroup of a process for one controller, as far as it can be seen from here."""
-
-    version: Literal[1, 2]
-    path: Path
-    top: Path  # where the hierarchy is mounted; inside a container this is the container's own cgroup
-
-    def levels(self) -> list[Path]:
-        """Itself and those above it: the limits of all of them hold."""
-        return [self.path, *(above for above in self.path.parents if above.is_relative_to(self.top))]
-
-
 def find_limits(pid: int | None = None, proc: Path = PROC, cgroup_root: Path = CGROUPS) -> list[Limit]:
     """All memory limits of a process (of this one without `pid`); the machine's is always among them."""
     group = find_cgroup("memory", pid, proc, cgroup_root)
@@ -92,19 +80,6 @@ def tightest(limits: Iterable[Limit]) -> Limit:
     return min(known, key=lambda limit: limit.free_bytes)
 
 
-def find_cgroup(controller: str, pid: int | None = None, proc: Path = PROC,
-                cgroup_root: Path = CGROUPS) -> Cgroup | None:
-    """The cgroup of a process for `memory` or `cpu`, v1 or v2; None where there is none, or it cannot be seen."""
-    for line in _read(proc / _folder(pid) / "cgroup").splitlines():
-        _, names, inside = line.split(":", 2)
-        for version, top in _mounts(controller, names, cgroup_root):
-            if ".." not in inside.split("/"):  # it would lead out of what this container may see
-                path = top / inside.lstrip("/")
-                # a container may be told its path on the host, while its own cgroup is mounted as the top
-                return Cgroup(version=version, path=path if path.is_dir() else top, top=top)
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemoryWarning:
     """A limit that is about to be hit."""
@@ -120,7 +95,7 @@ class MemoryWatch:
 
     def __init__(self, warn: float = 0.9, *, horizon_s: float = 10.0, samples: int = 30,
                  read: Callable[[], list[Limit]] = find_limits) -> None:
-        if not 0.5 < warn < 1.0:
+        if not _HALF < warn < 1.0:
             raise HealthError(f"warn must lie between 0.5 and 1: below, a healthy run is warned all the time ({warn})")
         self.warn, self.horizon_s = warn, horizon_s
         self._read, self._samples = read, samples
@@ -133,7 +108,7 @@ class MemoryWatch:
         for limit in self._read():
             history = self._seen.setdefault(limit.where, deque(maxlen=self._samples))
             history.append((now, limit.used_bytes))
-            rate = trend(history)
+            rate = trend(history) if limit.share > _HALF else 0.0
             if judge(limit, rate, self.warn - _CALM, 2 * self.horizon_s) is None:
                 self._told.discard(limit.where)
             warning = judge(limit, rate, self.warn, self.horizon_s)
@@ -162,7 +137,7 @@ def trend(samples: Sequence[tuple[float, int]]) -> float:
 def judge(limit: Limit, rate: float, warn: float, horizon_s: float) -> MemoryWarning | None:
     """A warning if the limit is fuller than `warn`, or more than half full and full within `horizon_s`; pure."""
     hit_in_s = max(0.0, limit.free_bytes / rate) if rate > 0 else math.inf
-    if limit.share <= warn and not (limit.share > 0.5 and hit_in_s <= horizon_s):
+    if limit.share <= warn and not (limit.share > _HALF and hit_in_s <= horizon_s):
         return None
     text = (f"memory: {limit.where} is {limit.share:.0%} full ({_size(limit.used_bytes)} of "
             f"{_size(limit.limit_bytes)})")
@@ -190,7 +165,7 @@ class OomCount:
         if self.group is None:
             return None
         name = "memory.oom_control" if self.group.version == 1 else "memory.events"
-        return _entry(self.group.path / name, "oom_kill")
+        return entries(self.group.path / name).get("oom_kill")
 
 
 @dataclass(kw_only=True)
@@ -259,29 +234,19 @@ def _is_allocation_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
 
 
-def _mounts(controller: str, names: str, root: Path) -> list[tuple[Literal[1, 2], Path]]:
-    """Where the hierarchy with these controllers (none: v2) is mounted, if ours is one of them."""
-    if controller in names.split(","):
-        return [(1, top) for top in (root / names, root / controller) if top.is_dir()]
-    if names:
-        return []
-    # the second where v1 and v2 stand side by side
-    return [(2, top) for top in (root, root / "unified") if controller in _read(top / "cgroup.controllers").split()]
-
-
 def _cgroup_limits(group: Cgroup) -> Iterator[Limit]:
     limit_file, used_file, cache = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file") \
         if group.version == 1 else ("memory.max", "memory.current", "inactive_file")
     for level in group.levels():
-        limit, used = _read(level / limit_file), _read(level / used_file)
+        limit, used = read(f"{level}/{limit_file}"), read(f"{level}/{used_file}")
         if limit.isdigit() and used.isdigit() and int(limit) < _HUGE:  # v2 says "max" for none
-            free_again = _entry(level / "memory.stat", cache) or 0
+            free_again = entries(f"{level}/memory.stat").get(cache, 0)
             yield Limit(kind="cgroup", limit_bytes=int(limit), used_bytes=max(0, int(used) - free_again),
                         where=f"cgroup {level}")
 
 
 def _process_limits(pid: int | None, proc: Path) -> Iterator[Limit]:
-    limits, status = _read(proc / _folder(pid) / "limits"), _read(proc / _folder(pid) / "status")
+    limits, status = read(f"{folder(pid, proc)}/limits"), read(f"{folder(pid, proc)}/status")
     if not limits and pid in (None, os.getpid()) and sys.platform != "linux":
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
         if soft != resource.RLIM_INFINITY:
@@ -290,7 +255,7 @@ def _process_limits(pid: int | None, proc: Path) -> Iterator[Limit]:
     kinds: tuple[tuple[Literal["address space", "data"], str, str], ...] = (
         ("address space", "Max address space", "VmSize:"), ("data", "Max data size", "VmData:"))
     for kind, title, field in kinds:
-        soft_text, used = _after(limits, title), _after(status, field)
+        soft_text, used = word_after(limits, title), word_after(status, field)
         if soft_text.isdigit() and used.isdigit():  # "unlimited" for none
             yield Limit(kind=kind, limit_bytes=int(soft_text), used_bytes=int(used) * 1024,
                         where=_of_process(kind, pid))
@@ -308,35 +273,6 @@ def _cuda_limits() -> list[Limit]:
 
 def _of_process(kind: str, pid: int | None) -> str:
     return f"the {kind} of process {pid or os.getpid()} (ulimit)"
-
-
-def _folder(pid: int | None) -> str:
-    return "self" if pid is None else str(pid)
-
-
-def _after(text: str, title: str) -> str:
-    """The word after a title at the beginning of a line; empty if there is no such line."""
-    for line in text.splitlines():
-        if line.startswith(title):
-            return line.removeprefix(title).split()[0]
-    return ""
-
-
-def _entry(file: Path, key: str) -> int | None:
-    """A number from a file of lines `key number`."""
-    for line in _read(file).splitlines():
-        name, _, number = line.partition(" ")
-        if name == key:
-            return int(number)
-    return None
-
-
-def _read(file: Path) -> str:
-    """The text of a file of the kernel; empty if it is not there or not for us."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _size(count: float) -> str:

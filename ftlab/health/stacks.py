@@ -26,6 +26,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
+from ftlab.health.kernel import read
+
 _QUIET_S = 0.004  # a dump that has not grown for so long is over
 _POLL_S = 0.001
 _LONGEST = 60  # characters of a source line
@@ -183,7 +185,7 @@ def _takes(pid: int, number: int) -> bool:
     """Whether the process handles the signal: one that does not would be killed by it. Only Linux can tell."""
     if sys.platform != "linux":
         return True
-    return _has(_status(f"/proc/{pid}/status"), "SigCgt:", number)
+    return _has(read(f"/proc/{pid}/status"), "SigCgt:", number)
 
 
 def _blocking(pid: int, number: int) -> set[str]:
@@ -191,16 +193,10 @@ def _blocking(pid: int, number: int) -> set[str]:
     found = set()
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            status = _status(f"/proc/{pid}/task/{thread}/status")
+            status = read(f"/proc/{pid}/task/{thread}/status")
             if any(_has(status, field, number) for field in ("SigBlk:", "SigPnd:", "ShdPnd:")):
                 found.add(thread)
     return found
-
-
-def _status(file: str) -> str:
-    with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as lines:
-        return lines.read()
-    return ""
 
 
 def _has(status: str, field: str, number: int) -> bool:

@@ -15,13 +15,11 @@ from __future__ import annotations
 import os
 import statistics
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ftlab.config import HealthConfig
-from ftlab.health.memory import CGROUPS, PROC, Cgroup, find_cgroup
+from ftlab.health.kernel import CGROUPS, PROC, Cgroup, entries, find_cgroup, folder, read
 
 _SPREADS = 3.0  # a straggler is so many median deviations slower than the others usually are
 _LEAST_S = 0.002  # and by so much: the ratio of two tiny times says nothing
@@ -92,19 +90,19 @@ class Usage:
     @classmethod
     def read(cls, pid: int, proc: Path = PROC, cgroups: Path = CGROUPS) -> Usage:
         """The counts of a process; all None if it is gone or this system has no /proc."""
-        folder = proc / str(pid)
-        stat = _text(folder / "stat").rpartition(")")[2].split()  # the name before ")" may hold anything
+        place = folder(pid, proc)
+        stat = read(f"{place}/stat").rpartition(")")[2].split()  # the name before ")" may hold anything
         if len(stat) < 13:
             return cls()
         throttled, throttled_s = _throttling(find_cgroup("cpu", pid, proc, cgroups))
         return cls(cpu_s=(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
-                   delay_s=_delay(_text(folder / "schedstat")), major_faults=int(stat[9]), throttled=throttled,
-                   throttled_s=throttled_s, resent=_resent(_text(folder / "net" / "snmp")), stopped=stat[0] in "Tt")
+                   delay_s=_delay(read(f"{place}/schedstat")), major_faults=int(stat[9]), throttled=throttled,
+                   throttled_s=throttled_s, resent=_resent(read(f"{place}/net/snmp")), stopped=stat[0] in "Tt")
 
 
 def is_stopped(pid: int, proc: Path = PROC) -> bool:
     """Whether a process is stopped just now; one cheap look."""
-    return _text(proc / str(pid) / "stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
+    return read(f"{folder(pid, proc)}/stat").rpartition(")")[2][1:2] in ("T", "t")
 
 
 def name_cause(before: Usage, after: Usage, outside_s: float, wall_s: float) -> str:
@@ -136,12 +134,6 @@ def _rise(before: float | None, after: float | None) -> float:
     return after - before if before is not None and after is not None else 0.0
 
 
-def _text(file: Path) -> str:
-    with suppress(OSError):
-        return file.read_text(errors="replace")
-    return ""
-
-
 def _delay(schedstat: str) -> float | None:
     """The second of three numbers: nanoseconds in a run queue."""
     words = schedstat.split()
@@ -157,16 +149,9 @@ def _resent(snmp: str) -> int | None:
 
 def _throttling(group: Cgroup | None) -> tuple[int | None, float | None]:
     """How often and how long a cgroup was throttled, and those around it: each may have a quota of its own."""
-    found = [dict(_pairs(_text(level / "cpu.stat"))) for level in group.levels()] if group else []
+    found = [entries(f"{level}/cpu.stat") for level in group.levels()] if group else []
     limited = [stat for stat in found if "nr_throttled" in stat]
     if not limited:
         return None, None
     nanoseconds = sum(stat.get("throttled_time", 0) + 1000 * stat.get("throttled_usec", 0) for stat in limited)
     return sum(stat["nr_throttled"] for stat in limited), nanoseconds / 1e9  # v1 tells ns, v2 µs
-
-
-def _pairs(stat: str) -> Iterator[tuple[str, int]]:
-    for line in stat.splitlines():
-        name, _, number = line.partition(" ")
-        if number.strip().isdigit():
-            yield name, int(number)

@@ -34,7 +34,8 @@ from ftlab.recovery.watch import ProgressWatch
 TICK_S = 0.05  # a node that is silent is given up at most this much too late
 GATHER_S = 0.004  # failures that arrive together are decided on together
 _ASK_AGAIN_S = 0.25  # a policy that said Wait
-_ACK_EVERY = 3  # heartbeats: often enough for a lease, and to let nodes forget what is written down
+_ACK_EVERY = 4  # heartbeats: often enough for a lease, and to let nodes forget what is written down
+_SLOW_LOOK_S = 0.25  # comparing the step times of all ranks is more than a glance
 _SPARE_RETRIES = 3  # of a worker that fails on a node without a seat
 
 
@@ -55,6 +56,7 @@ class Controller:
         self._punctuality = Watch(every_s=TICK_S, looked=time.monotonic())
         self._deciding = False
         self._offered: tuple[str, ...] = ()  # the free nodes the policy was last asked about
+        self._slow_look = 0.0  # when to look for a straggler again
 
     # ---- inputs --------------------------------------------------------------------------------------------
 
@@ -393,6 +395,9 @@ class Controller:
             self._reconcile()
 
     def _look_for_straggler(self, job: Job, now: float) -> None:
+        if now < self._slow_look:
+            return
+        self._slow_look = now + _SLOW_LOOK_S
         slow = find_slow_rank(job, self.roster, now)
         if slow is None:
             return

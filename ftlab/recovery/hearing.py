@@ -29,19 +29,23 @@ class Hearing:
         self.log, self.watch, self.on_failure, self.on_rewind = log, watch, on_failure, on_rewind
 
     def steps(self, job: Job, node: NodeView, records: list[dict[str, Any]]) -> None:
-        """Step records of one node."""
-        for record in records:
-            table = job.tables.get(int(record["generation"]))
-            rank = table.rank_of(node.name, int(record["local_rank"])) if table else None
-            if table is None or rank is None or table.generation <= node.born:
-                self.log.record("message.refused", node=node.name, generation=record["generation"],
-                                step=record["step"], reason="a step from a generation this node has no seat in")
-                continue
-            if record["generation"] == job.generation:
-                job.moved.add(rank)
-                job.times.add(rank, int(record["step"]), float(record.get("busy") or 0.0))
-            for entry in job.ledger.add(rank, table.world, record):
-                self._enter(entry)
+        """Step records of one node; those it completes are written down together, before the node may forget them."""
+        with self.log.together():
+            for record in records:
+                self._step(job, node, record)
+
+    def _step(self, job: Job, node: NodeView, record: dict[str, Any]) -> None:
+        table = job.tables.get(int(record["generation"]))
+        rank = table.rank_of(node.name, int(record["local_rank"])) if table else None
+        if table is None or rank is None or table.generation <= node.born:
+            self.log.record("message.refused", node=node.name, generation=record["generation"],
+                            step=record["step"], reason="a step from a generation this node has no seat in")
+            return
+        if record["generation"] == job.generation:
+            job.moved.add(rank)
+            job.times.add(rank, int(record["step"]), float(record.get("busy") or 0.0))
+        for entry in job.ledger.add(rank, table.world, record):
+            self._enter(entry)
 
     def close(self, job: Job) -> None:
         """The job is over: enter the steps that only some ranks lived to report."""

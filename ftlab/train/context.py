@@ -199,15 +199,17 @@ class TrainContext:
         state.commit()
         self._page.commit(state.step, at)
         first = session.first_step_done(at)
-        ids = self._samples if self.config.record_samples or skipped else None
         busy = 0.0 if first else at - self._last_commit - self._gradients.waited
-        session.link.note_step({
-            "generation": session.generation, "step": state.step, "at": at,
-            "values": {name: float(value.detach() if isinstance(value, torch.Tensor) else value)
-                       for name, value in self._values.items()},
-            "samples": None if ids is None else ids.tolist(),
-            "digest": 0 if ids is None else zlib.crc32(ids.numpy().tobytes()),
-            "busy": busy, "skipped": skipped}, urgent=first)
+        record: messages.StepDone = {"generation": session.generation, "step": state.step, "at": at, "busy": busy}
+        if self._values:
+            record["values"] = {name: float(value.detach() if isinstance(value, torch.Tensor) else value)
+                                for name, value in self._values.items()}
+        ids = self._samples if self.config.record_samples or skipped else None
+        if ids is not None:
+            record["samples"], record["digest"] = ids.tolist(), zlib.crc32(ids.numpy().tobytes())
+        if skipped:
+            record["skipped"] = skipped
+        session.link.note_step(record, urgent=first)
         self._last_commit = at
         if self._mender.book.pieces > 1 and self._mender.book.good_step():
             self._seat = None

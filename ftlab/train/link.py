@@ -17,7 +17,7 @@ from typing import Any
 from ftlab import messages
 from ftlab.elastic.group import Group
 
-_FLUSH_S = 0.1  # how long a committed step may wait to be reported
+_FLUSH_S = 0.2  # how long a committed step may wait to be reported
 _NOBODY = 1 << 62
 _RESEVER_S = 0.005  # a group that is being built may open a socket right after it was cut
 

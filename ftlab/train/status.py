@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ftlab.messages import Place
@@ -29,7 +29,7 @@ class Progress:
 
     def to_dict(self) -> dict[str, Any]:
         """The progress as JSON-able data."""
-        return {**asdict(self), "place": int(self.place)}
+        return {**vars(self), "place": int(self.place)}  # not asdict: with every heartbeat
 
 
 class StatusPage:

@@ -16,7 +16,8 @@ import pytest
 from ftlab.cluster.cgroups import LABEL, Cage, CpuCage, MemoryCage, available, sweep
 from ftlab.cluster.lookout import Lookout
 from ftlab.errors import ConfigError, FaultUnavailable
-from ftlab.health.memory import OomCount, explain_end, find_cgroup, find_limits, tightest
+from ftlab.health.kernel import find_cgroup
+from ftlab.health.memory import OomCount, explain_end, find_limits, tightest
 from tests.conftest import require
 
 MB = 1 << 20

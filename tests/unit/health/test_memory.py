@@ -20,13 +20,13 @@ import pytest
 import torch
 
 from ftlab.errors import HealthError
+from ftlab.health.kernel import find_cgroup
 from ftlab.health.memory import (
     Limit,
     MemoryWatch,
     OomCount,
     Toll,
     explain_end,
-    find_cgroup,
     find_limits,
     is_out_of_memory,
     judge,
