@@ -1,13 +1,14 @@
 """How fast is a save, and how fast a load? Ours beside torch's own ways, and beside what the machine can do at best.
 
-All methods save the same state to the same disk in one run, in turn within each repeat, so that noise hits all alike.
-Before each figure `os.sync` clears away what earlier ones left in the page cache. Loads read from a warm page cache.
-A figure is the median of the repeats after two that warm up.
+All methods save the same state to the same disk in one run, in an order drawn by lot for each repeat, so that noise and
+what the one before left behind hit all alike. Before each figure `os.sync` clears away what earlier ones left in the
+page cache. Loads read from a warm page cache. A figure is the median of the repeats after two that warm up.
 """
 
 from __future__ import annotations
 
 import gc
+import random
 import shutil
 import tempfile
 import time
@@ -39,17 +40,18 @@ Say = Callable[[str], None]
 Figures = dict[str, dict[str, list[float]]]  # method -> figure -> one value per repeat
 _WARM = 2  # rounds that do not count: whoever copies into two buffers in turn has then touched both
 _SETTLE = 600e6  # bytes a second: the disk is still busy with the blocks of the file that was just removed
-_LARGE_MB = 500  # from here on three repeats do
+_LOADS = 3  # of each saved state: fresh memory is slow at first on a virtual machine
+_REPEATS = 5
 
 
-def bench_checkpoint(sizes_mb: Sequence[float] = (12, 120, 1200), repeats: int = 0, pairs: int = 10,
+def bench_checkpoint(sizes_mb: Sequence[float] = (12, 120, 1200), repeats: int = 0, pairs: int = 20,
                      directory: str = "", say: Say = lambda text: None) -> dict[str, Any]:
     """Figures per size and method, and what saving costs a training loop; all files are gone afterwards."""
     _check_room(max(sizes_mb), Path(directory or "."))
     with tempfile.TemporaryDirectory(prefix=".ftlab-bench-", dir=directory or ".", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with one_process_group(folder), dcp_process_ended():
-            rows = [_bench_size(size, repeats or (3 if size >= _LARGE_MB else 5), folder, say) for size in sizes_mb]
+            rows = [_bench_size(size, repeats or _REPEATS, folder, say) for size in sizes_mb]
         training = bench_training(folder / "training", 120, pairs, say) if pairs else None
         file_system = _file_system(folder)
     return {"bench": "checkpoint", "file_system": file_system, "sizes": rows, "training": training}
@@ -81,11 +83,13 @@ def _bench_size(size_mb: float, repeats: int, folder: Path, say: Say) -> dict[st
             DcpAsyncSave(load, process=True), Ours(load, folder / f"ours-{size_mb:g}")]
         for method in methods:
             stack.callback(method.close)
-        limits = Limits(load)
+        limits, lots = Limits(load), random.Random(1)
         for repeat in range(1 - _WARM, repeats + 1):
             say(f"{size_mb:g} MB: {repeat}/{repeats}" if repeat > 0 else f"{size_mb:g} MB: warming up")
             figures: Figures = {}
-            for method in _rotated([None, *methods], repeat):
+            turns: list[Method | None] = [None, *methods]
+            lots.shuffle(turns)
+            for method in turns:
                 path = folder / f"{repeat}-{'limits' if method is None else methods.index(method)}"
                 _measure(method, limits, path, figures)
             if repeat > 0:
@@ -93,11 +97,6 @@ def _bench_size(size_mb: float, repeats: int, folder: Path, say: Say) -> dict[st
         durable = {method.name: method.durable for method in methods}
     gc.collect()  # the memory of one size is not needed for the next
     return _summary(size_mb, load.bytes, repeats, durable, found)
-
-
-def _rotated(turns: list[Any], by: int) -> list[Any]:
-    by %= len(turns)
-    return [*turns[by:], *turns[:by]]
 
 
 def _measure(method: Method | None, limits: Limits, path: Path, figures: Figures) -> None:
@@ -126,14 +125,16 @@ def _measure_save(method: Method, path: Path) -> dict[str, list[float]]:
 
 def _measure_load(method: Method, path: Path) -> dict[str, list[float]]:
     method.load(path)  # not counted: what was synced may have left the page cache, what was not is still in it
-    begin = time.perf_counter()
-    method.load(path)
-    found = {"load_s": [time.perf_counter() - begin]}
+    found = {"load_s": [_timed(lambda: method.load(path)) for _ in range(_LOADS)]}
     if isinstance(method, TorchSave):
-        begin = time.perf_counter()
-        method.load_into_live(path)
-        found["load_live_s"] = [time.perf_counter() - begin]
+        found["load_live_s"] = [_timed(lambda: method.load_into_live(path)) for _ in range(_LOADS)]
     return found
+
+
+def _timed(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def _collect(found: Figures, figures: Figures) -> None:
@@ -149,11 +150,11 @@ def _summary(size_mb: float, size: int, repeats: int, durable: dict[str, bool], 
     for name, figures in medians.items():
         if not durable[name]:
             figures["durable_s"] = None  # type: ignore[assignment]  # nobody knows when it will be
-    ours, torchs = medians[Ours.name], medians["torch.save"]
+    ours, torchs = medians[Ours.name], [medians["torch.save"], medians["torch.save + fsync"]]
     ratios = {"blocking_to_memcpy": ours["blocking_s"] / limits["memcpy_s"],
               "durable_to_raw_write": ours["durable_s"] / limits["raw_write_s"],
-              "load_to_torch_load": ours["load_s"] / torchs["load_s"],
-              "load_to_torch_load_live": ours["load_s"] / torchs["load_live_s"]}
+              "load_to_torch_load": ours["load_s"] / min(each["load_s"] for each in torchs),
+              "load_to_torch_load_live": ours["load_s"] / min(each["load_live_s"] for each in torchs)}
     samples = {name: {figure: [round(value, 5) for value in values] for figure, values in figures.items()}
                for name, figures in found.items()}
     return {"size_mb": size_mb, "bytes": size, "repeats": repeats, "limits": limits, "methods": medians,

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ftlab.checkpoint.tree import Packed
@@ -157,7 +158,10 @@ def _pieces(tensor: torch.Tensor, view: torch.Tensor) -> Iterator[tuple[torch.Te
 def _work(jobs: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
         for target, source in jobs:
-            target.copy_(source)
+            if target.dtype == source.dtype == torch.uint8:  # torch would share each copy among threads of its own
+                np.copyto(target.numpy(), source.numpy())
+            else:
+                target.copy_(source)
 
 
 class _Shared(Iterator[tuple[torch.Tensor, torch.Tensor]]):

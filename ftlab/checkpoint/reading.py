@@ -1,12 +1,16 @@
 """Reading a shard: every byte goes through the digest on its way into the tensor it belongs to.
 
 The header stands at the end of the file and is read first, to know the tensors; it is believed only so far as to
-allocate what the file is large enough to fill. Nothing in it is executed. The rest is read by two threads, a piece at a
-time, straight into the tensors' own memory.
+allocate what the file is large enough to fill. Nothing in it is executed. The rest is read by two threads straight into
+the tensors' own memory, and little enough at a time that what was just read is still in the cache when it goes through
+the digest.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,21 +23,25 @@ from ftlab.checkpoint.storage import Read
 from ftlab.checkpoint.tree import Packed, Slot, slots
 from ftlab.errors import CheckpointDamaged
 
+CACHED = 2 << 20  # bytes that are still in the cache when they go through the digest
 _READERS = 2
+_LARGE = 8 << 20
+_HUGE_PAGES = 14  # MADV_HUGEPAGE
+_libc = ctypes.CDLL(None)
 
 
 class ShardReader:
     """One shard's bytes, wherever they are; raises CheckpointDamaged when they are not what was written."""
 
-    def __init__(self, read: Read, shard: Shard, where: str) -> None:
-        self._read, self._shard, self._where = read, shard, where
+    def __init__(self, read: Read, shard: Shard, where: str, at_once: int = CACHED) -> None:
+        self._read, self._shard, self._where, self._at_once = read, shard, where, at_once
 
     def read(self) -> Packed:
         """The tensors, each in memory of its own, and the header."""
         header = bytearray(self._shard.header_bytes)
         self._fill(self._shard.bytes - len(header), [memoryview(header)])
         wanted = self._parse(bytes(header))
-        tensors = [torch.empty(slot.bytes, dtype=torch.uint8) for slot in wanted]
+        tensors = [_room(slot.bytes) for slot in wanted]
         memory: list[memoryview] = []
         for tensor in tensors:
             memory += [memoryview(tensor.numpy().data), memoryview(bytearray(aligned(len(tensor)) - len(tensor)))]
@@ -67,14 +75,19 @@ class ShardReader:
         """Fill memory from the file, all of it, and compare the digest."""
 
         def take(piece: tuple[int, list[memoryview]]) -> bytes:
-            self._fill(*piece)
-            return digest_piece(piece[1])
+            return digest_piece(self._arriving(*piece))
 
-        pieces = list(_cut(memory))
+        pieces = list(_cut(memory, PIECE))
         if len(pieces) == 1:
             return self._compare([take(pieces[0])])
         with ThreadPoolExecutor(_READERS, thread_name_prefix="ftlab-read") as readers:
             self._compare(list(readers.map(take, pieces)))
+
+    def _arriving(self, offset: int, buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+        """Buffers, a few at a time, as soon as they are filled."""
+        for start, few in _cut(buffers, self._at_once):
+            self._fill(offset + start, few)
+            yield from few
 
     def _compare(self, found: Sequence[bytes]) -> None:
         if combine(found) != self._shard.digest:
@@ -85,15 +98,25 @@ class ShardReader:
             raise CheckpointDamaged(f"{self._where} ends too early")
 
 
-def _cut(memory: Sequence[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
-    """Places in memory, grouped into the pieces of a file: where each begins, and what it fills."""
-    offset, room = 0, PIECE
+def _room(size: int) -> torch.Tensor:
+    """Memory for a tensor; a large one in huge pages, if the kernel has some: making 4 KiB pages takes far longer than
+    filling them."""
+    tensor = torch.empty(size, dtype=torch.uint8)
+    begin, end = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE, tensor.data_ptr() + size
+    if size >= _LARGE and sys.platform == "linux":
+        _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _HUGE_PAGES)  # a wish: no matter if refused
+    return tensor
+
+
+def _cut(memory: Sequence[memoryview], size: int) -> Iterator[tuple[int, list[memoryview]]]:
+    """Places in memory, grouped into pieces of a file of that size: where each begins, and what it fills."""
+    offset, room = 0, size
     piece: list[memoryview] = []
     for place in memory:
         while len(place) >= room:
             piece.append(place[:room])
             yield offset, piece
-            place, piece, offset, room = place[room:], [], offset + PIECE, PIECE
+            place, piece, offset, room = place[room:], [], offset + size, size
         if len(place):
             piece.append(place)
             room -= len(place)

@@ -33,6 +33,7 @@ class Storage(Protocol):
     """Folders of files under one root."""
 
     url: str
+    at_once: int  # bytes that it is best asked for at a time
 
     def folders(self) -> list[str]:
         """The names of all folders."""
@@ -65,6 +66,8 @@ def open_storage(url: str) -> Storage:
 
 class LocalStorage:
     """A folder of a POSIX file system, shared or not."""
+
+    at_once = 2 << 20  # still in the cache when it goes through the digest
 
     def __init__(self, path: str) -> None:
         self.root = Path(path).expanduser().absolute()
@@ -133,6 +136,8 @@ class LocalStorage:
 
 class ObjectStorage:
     """Anything fsspec reaches: s3://, gs://, memory://, and so on."""
+
+    at_once = 16 << 20  # each is a request of its own
 
     def __init__(self, url: str) -> None:
         import fsspec  # only who uses it pays for it

@@ -132,7 +132,7 @@ class Vault:
     def read_shard(self, name: str, shard: Shard) -> Packed:
         """One rank's part, verified; raises CheckpointDamaged."""
         with self.storage.open(name, shard.file) as file:
-            return ShardReader(file, shard, f"{name}/{shard.file}").read()
+            return ShardReader(file, shard, f"{name}/{shard.file}", self.storage.at_once).read()
 
     def verify(self, name: str) -> Entry:
         """Read all of a checkpoint and compare the digests; what can be said of it now."""
