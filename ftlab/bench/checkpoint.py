@@ -83,15 +83,16 @@ def _bench_size(size_mb: float, repeats: int, folder: Path, say: Say) -> dict[st
             DcpAsyncSave(load, process=True), Ours(load, folder / f"ours-{size_mb:g}")]
         for method in methods:
             stack.callback(method.close)
+            found[method.name] = {}  # in this order
         limits, lots = Limits(load), random.Random(1)
         for repeat in range(1 - _WARM, repeats + 1):
             say(f"{size_mb:g} MB: {repeat}/{repeats}" if repeat > 0 else f"{size_mb:g} MB: warming up")
             figures: Figures = {}
             turns: list[Method | None] = [None, *methods]
             lots.shuffle(turns)
-            for method in turns:
-                path = folder / f"{repeat}-{'limits' if method is None else methods.index(method)}"
-                _measure(method, limits, path, figures)
+            for turn in turns:
+                path = folder / f"{repeat}-{'limits' if turn is None else methods.index(turn)}"
+                _measure(turn, limits, path, figures)
             if repeat > 0:
                 _collect(found, figures)
         durable = {method.name: method.durable for method in methods}

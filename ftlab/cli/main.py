@@ -119,7 +119,7 @@ def _add_bench(commands: Any) -> None:
     bench.add_argument("--faults", default="", help="for recovery: only these, separated by commas")
     bench.add_argument("--size-mb", default="12,120,1200", help="for checkpoint: sizes of the state, separated by "
                        "commas (default 12,120,1200)")
-    bench.add_argument("--repeats", type=int, default=0, help="for checkpoint: per size (default 5; 3 from 500 MB on)")
+    bench.add_argument("--repeats", type=int, default=0, help="for checkpoint: per size (default 5)")
     bench.add_argument("--blocks", type=int, default=20, help="for checkpoint: pairs of 50 training steps with and "
                        "without a save (default 20; 0: none)")
     bench.add_argument("--dir", default="", help="for checkpoint: a folder on the disk to be measured (default: here)")
