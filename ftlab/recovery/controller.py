@@ -23,19 +23,20 @@ from ftlab.health.heartbeat import Watch
 from ftlab.health.own import MakeOwn
 from ftlab.membership import RankTable, Verdict, seat_nodes
 from ftlab.policy import Failure, Snapshot
+from ftlab.recovery.counsel import Counsel
 from ftlab.recovery.hearing import Hearing
 from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RESTORING, RUNNING, STARTING, Job
 from ftlab.recovery.record import RecoveryRecord
 from ftlab.recovery.roster import Provider, Roster
-from ftlab.recovery.stragglers import find_slow_rank
-from ftlab.recovery.views import NodeView, WorkerView
+from ftlab.recovery.staffing import Staffing
+from ftlab.recovery.stragglers import SlowRank, StragglerWatch
+from ftlab.recovery.views import NodeView
 from ftlab.recovery.watch import ProgressWatch
 
 TICK_S = 0.05  # a node that is silent is given up at most this much too late
 GATHER_S = 0.004  # failures that arrive together are decided on together
 _ASK_AGAIN_S = 0.25  # a policy that said Wait
 _ACK_EVERY = 4  # heartbeats: often enough for a lease, and to let nodes forget what is written down
-_SLOW_LOOK_S = 0.25  # comparing the step times of all ranks is more than a glance
 _SPARE_RETRIES = 3  # of a worker that fails on a node without a seat
 
 
@@ -47,7 +48,8 @@ class Controller:
                  own_detector: MakeOwn | None = None) -> None:
         self.config, self.log, self.store, self.later = config, log, store, later
         self.roster = Roster(config, log, provider, later, self._node_died, own_detector)
-        self.watch = ProgressWatch(config)
+        self.counsel, self.staffing = Counsel(config, log, self.roster), Staffing(config, log, self.roster)
+        self.watch, self.stragglers = ProgressWatch(config), StragglerWatch(log)
         self.hearing = Hearing(log, self.watch, self._worker_failed, self._rewind)
         self.job: Job | None = None
         self.jobs: dict[str, Job] = {}
@@ -56,7 +58,6 @@ class Controller:
         self._punctuality = Watch(every_s=TICK_S, looked=time.monotonic())
         self._deciding = False
         self._offered: tuple[str, ...] = ()  # the free nodes the policy was last asked about
-        self._slow_look = 0.0  # when to look for a straggler again
 
     # ---- inputs --------------------------------------------------------------------------------------------
 
@@ -72,9 +73,9 @@ class Controller:
                         instance=node.instance, role="member" if job and node.name in job.plan else "spare",
                         waited=round(time.monotonic() - node.started, 4) if fresh else None)
         if job and node.job != job.id:
-            self._assign(node, job)
+            self.staffing.assign(node, job)
         elif job and node.name not in job.plan:
-            self._restart_workers(job, tuple((node.name, local) for local in self._missing_workers(node)))
+            self.staffing.restart(job, tuple((node.name, local) for local in self.staffing.missing(node)))
         self._reconcile()
 
     def node_said(self, name: str, message: messages.Message) -> None:
@@ -119,7 +120,9 @@ class Controller:
         if self.job and not self.job.over:
             for failure, since in list(self.watch.look(self.job, self.roster, now)):
                 self._accuse(self.job, failure, since, now)
-            self._look_for_straggler(self.job, now)
+            slow = self.stragglers.look(self.job, self.roster, now)
+            if slow is not None and self.job.config.health.replace_stragglers:
+                self._replace_straggler(self.job, slow, now)
         self._reconcile()
 
     def submit(self, job: Job) -> None:
@@ -133,7 +136,7 @@ class Controller:
         self.log.record("job.submitted", job=job.id, name=job.name, config=job.config.to_dict(), wanted=job.wanted,
                         path=job.path)
         for node in self.roster.alive():
-            self._assign(node, job)
+            self.staffing.assign(node, job)
         self._reconcile()
 
     def cancel(self, job: Job) -> None:
@@ -167,7 +170,7 @@ class Controller:
             self._fail(job, failure, evidence, verdict)
         elif job.repeats.get(failure.node, 0) < _SPARE_RETRIES:
             job.repeats[failure.node] = job.repeats.get(failure.node, 0) + 1
-            self._restart_workers(job, ((failure.node, failure.local_rank),))
+            self.staffing.restart(job, ((failure.node, failure.local_rank),))
 
     def _accuse(self, job: Job, failure: Failure, since: float, now: float) -> None:
         node = self.roster.get(failure.node)
@@ -225,7 +228,7 @@ class Controller:
         if job.fatal is not None:  # no policy can mend it
             self._end(job, FAILED, job.fatal)
             return
-        action = self._ask_policy(job, self._snapshot(job, failures))
+        action = self._ask(job, self.counsel.snapshot(job, failures))
         if action is None:
             return
         if isinstance(action, acts.Wait):  # ask again: something may have changed by then
@@ -239,38 +242,19 @@ class Controller:
             job.recovery.decided = time.monotonic()
         self._reconcile()
 
-    def _snapshot(self, job: Job, failures: tuple[Failure, ...]) -> Snapshot:
-        procs = self.config.procs_per_node
-        spares = sorted((node for node in self.roster.alive() if node.name not in job.plan),
-                        key=lambda node: (not node.ready(job.id, procs), node.number))
-        holders = sum(worker.holds_state for node in self.roster.seated(job.plan) for worker in node.workers.values())
-        return Snapshot(failures=failures, members=tuple(job.plan), spares=tuple(node.name for node in spares),
-                        wanted=job.wanted, minimum=job.minimum, can_start=self.config.replace, step=job.ledger.step,
-                        holders=holders, saved=job.newest_saved([node.name for node in self.roster.alive()]),
-                        repeats={node: count - 1 for node, count in job.repeats.items()}, procs_per_node=procs)
-
-    def _ask_policy(self, job: Job, snapshot: Snapshot) -> acts.Action | None:
+    def _ask(self, job: Job, snapshot: Snapshot) -> acts.Action | None:
+        """What the job's policy says; None if that was nonsense, which ends the job."""
         try:
-            action = job.policy(snapshot, job.budgets())
-        except Exception as error:
-            self._end(job, FAILED, BadPolicy(f"the policy raised {type(error).__name__}: {error}"))
+            return self.counsel.ask(job, snapshot)
+        except BadPolicy as error:
+            self._end(job, FAILED, error)
             return None
-        problem = acts.find_problem(action, snapshot)
-        if problem:
-            self._end(job, FAILED, BadPolicy(f"the policy returned {action!r}: {problem}",
-                                             hint="return one of ftlab.policy's actions, e.g. Continue()"))
-            return None
-        if action != job.last_action:
-            self.log.record("action.decided", generation=job.generation, action=type(action).__name__,
-                            detail={key: str(value) for key, value in vars(action).items() if value})
-        job.last_action = action if isinstance(action, acts.Wait) else None
-        return action
 
     def _act(self, job: Job, action: acts.Action) -> None:
         if isinstance(action, acts.Abort):
             self._end(job, FAILED, job.error_of(action))
             return
-        self._restart_workers(job, action.restart)
+        self.staffing.restart(job, action.restart)
         before = set(job.plan)
         if isinstance(action, acts.Replace):
             seats = {node: spare or self.roster.start() for node, spare in action.seats.items()}
@@ -282,7 +266,7 @@ class Controller:
         for node in self.roster.alive():  # given up for its workers, not dead: fresh ones make it a spare
             used = any(worker.failed or worker.generation for worker in node.workers.values())
             if used and node.name in before - set(job.plan):
-                self._assign(node, job)
+                self.staffing.assign(node, job)
 
     # ---- the next thing that is due ------------------------------------------------------------------------
 
@@ -314,7 +298,7 @@ class Controller:
         for name in set(job.plan) - {node.name for node in members}:
             self._fail(job, Failure(cause="node", node=name, detail=gone), now, now)
         for node in members:
-            for local_rank in self._missing_workers(node):
+            for local_rank in self.staffing.missing(node):
                 self._fail(job, Failure(cause="crash", node=node.name, local_rank=local_rank, detail=gone), now, now)
         workers = [worker for node in members for worker in node.workers.values()]
         if job.status == RUNNING and not all(worker.trains_in(job.generation) for worker in workers):
@@ -383,59 +367,27 @@ class Controller:
     def _grow_if_possible(self, job: Job) -> None:
         if len(job.plan) >= job.wanted or job.finished:
             return
-        ready = self._ready_spares(job)
+        ready = self.counsel.ready_spares(job)
         if not ready or ready == self._offered:
             return
         self._offered = ready
-        action = self._ask_policy(job, replace(self._snapshot(job, ()), spares=ready))
+        action = self._ask(job, replace(self.counsel.snapshot(job, ()), spares=ready))
         if isinstance(action, acts.Grow):
             now = time.monotonic()
             self._terminate(job, Failure(cause="grow", detail=f"{', '.join(action.added)} joined"), now, now)
             self._act(job, action)
             self._reconcile()
 
-    def _look_for_straggler(self, job: Job, now: float) -> None:
-        if now < self._slow_look:
-            return
-        self._slow_look = now + _SLOW_LOOK_S
-        slow = find_slow_rank(job, self.roster, now)
-        if slow is None:
-            return
-        self.log.record("straggler.found", source=slow.node, rank=slow.found.rank, generation=job.generation,
-                        **slow.facts())
-        if not job.config.health.replace_stragglers:
-            return
+    def _replace_straggler(self, job: Job, slow: SlowRank, now: float) -> None:
         failure = slow.failure()
-        action = self._ask_policy(job, replace(self._snapshot(job, (failure,)), spares=self._ready_spares(job)))
+        snapshot = replace(self.counsel.snapshot(job, (failure,)), spares=self.counsel.ready_spares(job))
+        action = self._ask(job, snapshot)
         if isinstance(action, acts.Replace | acts.Shrink):
             job.spend("straggler")
             self._terminate(job, failure, now, now)
             self._act(job, action)
-            self._reconcile()
 
-    def _ready_spares(self, job: Job) -> tuple[str, ...]:
-        return tuple(node.name for node in self.roster.alive()
-                     if node.name not in job.plan and node.ready(job.id, self.config.procs_per_node))
-
-    # ---- workers and the end -------------------------------------------------------------------------------
-
-    def _missing_workers(self, node: NodeView) -> list[int]:
-        return [local for local in range(self.config.procs_per_node) if local not in node.workers]
-
-    def _assign(self, node: NodeView, job: Job) -> None:
-        run = secrets.token_hex(4)
-        node.job, node.workers = job.id, {local: WorkerView(run) for local in range(self.config.procs_per_node)}
-        node.send(messages.RunJob(job=job.id, run=run, spec=job.spec()))
-
-    def _restart_workers(self, job: Job, workers: tuple[tuple[str, int], ...]) -> None:
-        for name, local_rank in workers:
-            node = self.roster.get(name)
-            if node is None or not node.alive:
-                continue
-            run = secrets.token_hex(4)
-            node.workers[local_rank] = WorkerView(run)
-            self.log.record("worker.restarted", source=name, local_rank=local_rank)
-            node.send(messages.RunJob(job=job.id, run=run, spec=job.spec(), local_ranks=[local_rank]))
+    # ---- the end -------------------------------------------------------------------------------------------
 
     def _end(self, job: Job, status: str, error: FtlabError | None = None) -> None:
         self.hearing.close(job)

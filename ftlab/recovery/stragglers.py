@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ftlab.events import EventLog
 from ftlab.health.straggler import Straggler
 from ftlab.policy import Failure
 from ftlab.recovery.job import RUNNING, Job
 from ftlab.recovery.roster import Roster
 
+_LOOK_S = 0.25
 _CAUSE_S = 1.5  # a node looks at its workers once a second: after this it has seen why one of them is slow
 
 
@@ -36,6 +38,24 @@ class SlowRank:
         """For the policy."""
         return Failure(cause="straggler", node=self.node,
                        detail=f"{self.detail}: {self.cause}" if self.cause else self.detail)
+
+
+class StragglerWatch:
+    """Looks now and then, and records what it finds: comparing the step times of all ranks is more than a glance."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log, self._next = log, 0.0
+
+    def look(self, job: Job, roster: Roster, now: float) -> SlowRank | None:
+        """The rank that holds the others up, if it is time to look and there is one."""
+        if now < self._next:
+            return None
+        self._next = now + _LOOK_S
+        slow = find_slow_rank(job, roster, now)
+        if slow is not None:
+            self._log.record("straggler.found", source=slow.node, rank=slow.found.rank, generation=job.generation,
+                             **slow.facts())
+        return slow
 
 
 def find_slow_rank(job: Job, roster: Roster, now: float) -> SlowRank | None:

@@ -41,17 +41,14 @@ from torch import nn
 from ftlab.checkpoint.distributed import DistributedCheckpointManager
 from ftlab.checkpoint.manager import CheckpointManager
 from ftlab.checkpoint.state import TrainingState
-from ftlab.checkpoint.vault import Entry
 from ftlab.config import HealthConfig
 from ftlab.errors import (
     BadPolicy,
-    CheckpointDamaged,
     ConfigError,
     FtlabError,
     JobError,
     OutOfMemory,
     RecoveryExhausted,
-    StateLost,
     StorageError,
     TrainingFailed,
 )
@@ -78,6 +75,7 @@ from ftlab.train.feed import Feed
 from ftlab.train.guard import Book, Guard, StepLost
 from ftlab.train.host import find_host
 from ftlab.train.rates import lower_rate
+from ftlab.train.trail import Trail
 from ftlab.train.trouble import Budgets, Report, Trouble, add_up
 
 log = logging.getLogger(__name__)
@@ -164,7 +162,7 @@ class _Run:
                  manager: CheckpointManager, monitor: HealthMonitor | None, policy: Policy, seed: int,
                  every: int | None, budgets: Mapping[str, int] | None, parts: Mapping[str, Any] | None) -> None:
         self.train_epoch, self.model, self.optimizer, self.policy = train_epoch, model, optimizer, policy
-        self.manager, self.monitor, self.every, self.parts = manager, monitor, every, dict(parts or {})
+        self.monitor, self.parts = monitor, dict(parts or {})
         self.host, self.budgets = find_host(), Budgets(budgets or {})
         feed = Feed(loader, seed, self.host.rank)
         watch = NumberWatch(monitor.config if monitor else HealthConfig())
@@ -175,25 +173,24 @@ class _Run:
         if self.state.sharded and self.host.world > 1:
             raise ConfigError("a sharded model cannot be guarded: its passes wait for all ranks",
                               hint="run it in a Cluster, with ctx.sharded")
+        self.trail = Trail(manager, self.host, self.state, self.book, every)
         self.guard = Guard(self.state, self.book, feed, optimizer, self.host, seed=seed, monitor=monitor,
-                           between=self._save_if_due)
+                           between=lambda: self.trail.save_if_due(self.guard.epoch_end))
         self.recoveries: list[Recovery] = []
-        self.loaded: Entry | None = None  # the checkpoint the state came from
-        self.saved_step = -1
         self.tries: Counter[int] = Counter()  # failures of each step
 
     # ---- the epochs ----------------------------------------------------------------------------------------
 
     def run(self, epochs: int) -> Outcome:
         """All of them that are not done yet."""
-        self._resume()
+        self.trail.resume()
         try:
             with self.host.running(self.model):
                 while len(self.book.metrics) < epochs:
                     self._run_epoch()
         finally:
             self.guard.undo()  # a KeyboardInterrupt may come in mid-step
-        self._wait_for_storage()
+        self.trail.settle()
         return Outcome(metrics=list(self.book.metrics), steps=self.state.step, recoveries=self.recoveries,
                        skipped=[divmod(step, self.book.batches) for step in sorted(self.book.skipped)],
                        pieces=self.book.pieces)
@@ -231,7 +228,7 @@ class _Run:
 
     def _end_epoch(self, metrics: Mapping[str, Any] | None) -> None:
         self.book.metrics.append(_plain(metrics))
-        self._save()
+        self.trail.save()
 
     # ---- recovery ------------------------------------------------------------------------------------------
 
@@ -271,14 +268,15 @@ class _Run:
 
     def _look(self, trouble: Trouble) -> Snapshot:
         """What the policy may look at. Only rank 0 looks into the storage."""
-        since = None if self.loaded is None else max(0, trouble.step - self.loaded.step)
+        loaded = self.trail.loaded
+        since = None if loaded is None else max(0, trouble.step - loaded.step)
         try:
-            usable = self._good()
+            usable = self.trail.good()
         except StorageError as error:
             log.warning("[step=%d] checkpoints cannot be looked at: %s", trouble.step, error)
             usable = []
         if trouble.cause == "numbers" and since is not None and since <= FEW_STEPS:
-            usable = [entry for entry in usable if self.loaded is None or entry.name != self.loaded.name]
+            usable = [entry for entry in usable if loaded is None or entry.name != loaded.name]
         members = ("self",) if self.host.world == 1 else tuple(f"rank-{rank}" for rank in range(self.host.world))
         return Snapshot(failures=(Failure(cause=trouble.cause, detail=trouble.detail),), members=members, spares=(),
                         wanted=len(members), minimum=len(members), can_start=False, step=trouble.step,
@@ -292,7 +290,7 @@ class _Run:
         if isinstance(action, Rollback):
             self._roll_back(action, trouble)
         elif not trouble.whole or (ended and not passing):
-            self._load(trouble.step)
+            self.trail.go_back(trouble.step)
         if isinstance(action, LowerRate):
             lower_rate({"optimizer": self.optimizer, **self.parts}, action.factor)
         if isinstance(action, Split):
@@ -308,13 +306,11 @@ class _Run:
 
     def _roll_back(self, action: Rollback, trouble: Trouble) -> None:
         skipped, pieces, limit = self.book.skipped, self.book.pieces, trouble.step - action.steps
-        if action.condemn and self.loaded is not None:
-            limit = min(limit, self.loaded.step)
-            self._wait_for_storage()
-            if self.host.rank == 0:
-                self.manager.vault.set_aside(self.loaded.name, f"training failed right after it: {trouble.detail}")
+        if action.condemn and self.trail.loaded is not None:
+            limit = min(limit, self.trail.loaded.step)
+            self.trail.condemn(f"training failed right after it: {trouble.detail}")
             self.tries.clear()  # it was not the step's fault
-        self._load(limit)
+        self.trail.go_back(limit)
         while self.book.pieces < pieces:  # the memory did not grow meanwhile
             self.book.cut()
         if trouble.cause != "numbers":  # else it was the state that was bad, and the batches get a new chance
@@ -335,77 +331,6 @@ class _Run:
 
     def _history(self) -> list[str]:
         return [f"step {each.step}: {each.cause} ({each.reason}): {each.action}" for each in self.recoveries]
-
-    # ---- checkpoints ---------------------------------------------------------------------------------------
-
-    def _resume(self) -> None:
-        """Take up an earlier run, or save the beginning, so that there is always something to go back to."""
-        found = self.manager.load_latest(self.state)
-        if found is not None:
-            self.saved_step = found.step
-            self.loaded = next((entry for entry in self._good() if entry.step == found.step), None)
-            return
-        name = self._save(wait=True)
-        if self.host.world > 1:  # ranks that built different weights begin with rank 0's, as DDP does it
-            self.manager.load(self.state, name)
-
-    def _save_if_due(self) -> None:
-        """Between two batches; the end of an epoch is saved when train_epoch has returned."""
-        step = self.state.step
-        if self.every and step % self.every == 0 and step != self.saved_step and step != self.guard.epoch_end:
-            self._save()
-
-    def _save(self, wait: bool = False) -> str:
-        self.saved_step = self.state.step
-        latest = self.book.metrics[-1] if self.book.metrics else {}
-        numbers = {name: value for name, value in latest.items() if isinstance(value, float)}
-        return self.manager.save(self.state, self.state.step, epoch=len(self.book.metrics), metrics=numbers, wait=wait)
-
-    def _wait_for_storage(self) -> None:
-        """Have the snapshots that were taken become checkpoints; a save that failed is only told."""
-        try:
-            self.manager.wait(self.manager.config.timeout_s)
-        except FtlabError as error:
-            log.warning("[rank=%d step=%d] a checkpoint is missing: %s", self.host.rank, self.state.step, error)
-
-    def _good(self) -> list[Entry]:
-        """The checkpoints that can be used, the newest first."""
-        self._wait_for_storage()
-        return [entry for entry in self.manager.entries() if entry.good]
-
-    def _load(self, limit: int) -> None:
-        """Load the newest good checkpoint up to a step, or the oldest there is; the same one on all ranks."""
-        chosen: Entry | None = None
-        error: FtlabError | None = None
-        if self.host.rank == 0:
-            try:
-                chosen = self._load_here(limit)
-            except FtlabError as raised:
-                error = raised
-        chosen, error = self.host.agree((chosen, error))
-        if error is not None:
-            raise error
-        if chosen is None:
-            raise StateLost("no good checkpoint is left to go back to", hint="train from scratch in a new folder")
-        if self.host.rank != 0:
-            self.manager.load(self.state, chosen.name)
-        self.loaded, self.saved_step = chosen, chosen.step
-
-    def _load_here(self, limit: int) -> Entry | None:
-        damaged: set[str] = set()
-        while good := [entry for entry in self._good() if entry.name not in damaged]:
-            entry = next((entry for entry in good if entry.step <= limit), min(good, key=lambda each: each.step))
-            try:
-                self.manager.load(self.state, entry.name)
-            except CheckpointDamaged as error:
-                self.manager.vault.set_aside(entry.name, error.message)
-                damaged.add(entry.name)
-                continue
-            for other in good:
-                if other.step > entry.step:  # nobody shall resume from what training has turned away from
-                    self.manager.vault.set_aside(other.name, f"training went back to step {entry.step}")
-            return entry
-        return None
 
 
 def _judge(metrics: Mapping[str, Any] | None) -> str:
