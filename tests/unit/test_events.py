@@ -102,6 +102,28 @@ def test_listeners_hear_of_every_new_event_after_it_was_written(path):
     assert heard == [(2, 2), (3, 3)]
 
 
+def test_what_is_recorded_together_is_written_and_told_at_the_end(path):
+    log, heard = EventLog(path), []
+    log.listeners.append(lambda event: heard.append((event.seq, len(list(read_events(path))))))
+    with log.together():
+        log.record("step.committed", step=1)
+        with log.together():  # part of the outer one
+            log.record("step.committed", step=2)
+        assert not heard and not list(read_events(path)) and [event.step for event in log.events] == [1, 2]
+    assert heard == [(1, 2), (2, 2)]
+    log.record("job.finished")
+    assert [event.seq for event in read_events(path)] == [1, 2, 3]
+
+
+def test_an_error_in_between_loses_nothing_that_was_recorded(path):
+    log = EventLog(path)
+    with pytest.raises(KeyError), log.together():
+        log.record("step.committed", step=1)
+        raise KeyError("garbage in the next record")
+    log.record("message.refused")
+    assert [event.kind for event in read_events(path)] == ["step.committed", "message.refused"]
+
+
 def test_closing_twice_is_fine_and_a_closed_log_still_remembers(path):
     log = EventLog(path)
     log.record("job.submitted")

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from ftlab.config import HealthConfig, JobConfig
+from ftlab.events import EventLog
 from ftlab.membership import RankTable, Seat
 from ftlab.recovery.job import RECOVERING, RUNNING, Job
-from ftlab.recovery.stragglers import find_slow_rank
+from ftlab.recovery.stragglers import StragglerWatch, find_slow_rank
 
 STEPS = 5
 
@@ -81,3 +82,15 @@ def test_a_node_that_is_gone_gives_no_cause(job, worker):
     find_slow_rank(job, nobody, 100.0)
     slow = find_slow_rank(job, nobody, 102.0)
     assert slow.cause == "" and slow.failure().detail == slow.detail
+
+
+def test_the_watch_looks_four_times_a_second_and_records_what_it_finds(job, roster):
+    log = EventLog()
+    watch = StragglerWatch(log)
+    take_steps(job, 0, 0.04)
+    assert watch.look(job, roster, 100.0) is None and job.slow_since == 100.0
+    job.slow_since = None
+    assert watch.look(job, roster, 100.2) is None and job.slow_since is None, "too early: it has not looked"
+    assert watch.look(job, roster, 100.3) is None and job.slow_since == 100.3
+    assert watch.look(job, roster, 102.0).node == "node-1"
+    assert [(event.kind, event.rank, event.source) for event in log.events] == [("straggler.found", 1, "node-1")]
