@@ -21,15 +21,15 @@ cloudpickle.register_pickle_by_value(overhead_loop)
 
 def bench_overhead(nodes: int = 2, spares: int = 1, steps: int = 1000, step_s: float = 0.01,
                    say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Seconds that `ctx.steps` and `ctx.step` add to a step, and the share of the machine that heartbeats take."""
+    """Seconds that `ctx.steps` and `ctx.step` add to a step, and the share of a core that heartbeats take."""
     with Cluster(nodes, spares, echo=None) as cluster:
         say(f"{steps} steps of {step_s * 1000:g} ms on {nodes} nodes")
         job = cluster.submit(overhead_loop.compare_steps, steps, step_s)
         job.wait_for_step(steps // 10)
         begin, before = time.monotonic(), _control_seconds(cluster)
         job.wait_for_step(steps - 5)
-        agents, control = ((now - then) / (time.monotonic() - begin)
-                           for now, then in zip(_control_seconds(cluster), before, strict=True))
+        after, took = _control_seconds(cluster), time.monotonic() - begin
+        agents, control = ((now - then) / took for now, then in zip(after, before, strict=True))
         cost = _median(job.result(timeout=300))
     with Cluster(1, 0, echo=None) as alone:  # waiting for other ranks would hide it
         say(f"{steps} steps with and without a look at loss and gradients")

@@ -19,11 +19,10 @@ import torch
 from ftlab.checkpoint.arena import aligned
 from ftlab.checkpoint.digest import PIECE, combine, digest_piece
 from ftlab.checkpoint.manifest import Shard
-from ftlab.checkpoint.storage import Read
+from ftlab.checkpoint.storage import LocalStorage, Read
 from ftlab.checkpoint.tree import Packed, Slot, slots
 from ftlab.errors import CheckpointDamaged
 
-CACHED = 2 << 20  # bytes that are still in the cache when they go through the digest
 _READERS = 2
 _LARGE = 8 << 20
 _HUGE_PAGES = 14  # MADV_HUGEPAGE
@@ -33,7 +32,7 @@ _libc = ctypes.CDLL(None)
 class ShardReader:
     """One shard's bytes, wherever they are; raises CheckpointDamaged when they are not what was written."""
 
-    def __init__(self, read: Read, shard: Shard, where: str, at_once: int = CACHED) -> None:
+    def __init__(self, read: Read, shard: Shard, where: str, at_once: int = LocalStorage.at_once) -> None:
         self._read, self._shard, self._where, self._at_once = read, shard, where, at_once
 
     def read(self) -> Packed:
