@@ -17,6 +17,7 @@ import select
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -30,6 +31,7 @@ from ftlab.membership import RankTable
 BACKEND = "ftlab_gloo"
 CONNECT_TIMEOUT = timedelta(minutes=5)  # for all members to connect, and for one send or receive
 TIMEOUT = timedelta(hours=2)  # the controller ends a wait long before; this is for a world without one
+_READS_FIRST_S = 0.02
 _FDS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 _HANGUP = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 _built: Any = None  # the group that torch is to register next; set by `connect`
@@ -45,6 +47,7 @@ class Group:
     def __init__(self, table: RankTable, rank: int, store: tuple[str, int]) -> None:
         self.table, self.rank, self.store_address = table, rank, store
         self.severed = False
+        self._severed_at = 0.0
         self._before = {(fd, inode) for fd, inode, _ in _tcp_sockets()}
         self._own: set[tuple[int, int]] | None = None  # known once connected
         self._adopted: set[tuple[int, int]] = set()
@@ -93,13 +96,20 @@ class Group:
         return outcome.result()
 
     def sever(self) -> None:
-        """Cut the group's connections, from any thread; repeat it until the training thread has noticed."""
+        """Cut the group's connections, from any thread; repeat it until the training thread has noticed.
+
+        At first only what is to be read: gloo then finds the end of the stream, and every wait on it raises. If it
+        could not write either, it would forget a send whose peer is just saying that it is ready for it.
+        """
         self.severed = True
+        self._severed_at = self._severed_at or time.monotonic()
+        early = time.monotonic() - self._severed_at < _READS_FIRST_S
         for fd, inode, sock in _tcp_sockets():
             ours = (fd, inode) not in self._before and (self._own is None or (fd, inode) in self._own | self._adopted)
             if ours and _is_connected(sock):  # not a listener: gloo aborts the process when accept() fails
+                gently = early and (fd, inode) not in self._adopted
                 with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+                    sock.shutdown(socket.SHUT_RD if gently else socket.SHUT_RDWR)
         if torch.cuda.is_available() and self._own is not None:
             with contextlib.suppress(Exception):
                 dist.distributed_c10d._abort_process_group()
