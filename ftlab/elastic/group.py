@@ -35,6 +35,7 @@ _READS_FIRST_S = 0.02
 _FDS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 _HANGUP = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 _built: Any = None  # the group that torch is to register next; set by `connect`
+_buried: list[Any] = []  # the group that was left last
 
 
 class GroupSevered(RuntimeError):
@@ -53,6 +54,7 @@ class Group:
         self._adopted: set[tuple[int, int]] = set()
         self._store_sockets: set[tuple[int, int]] = set()  # a dead store is no lost peer
         self.store: Any = None
+        self._gloo: Any = None
 
     def open_store(self) -> None:
         """Connect to the store that the controller hosts."""
@@ -69,7 +71,7 @@ class Group:
         global _built
         _register_backend()
         prefix = dist.PrefixStore(f"generation-{self.table.generation}", self.store)
-        _built = self._build_gloo(prefix)
+        self._gloo = _built = self._build_gloo(prefix)
         backend = f"cpu:{BACKEND},cuda:nccl" if torch.cuda.is_available() else BACKEND
         dist.init_process_group(backend, store=prefix, rank=self.rank, world_size=self.table.world, timeout=TIMEOUT)
         self._own = {(fd, inode) for fd, inode, _ in _tcp_sockets()} - self._before
@@ -103,13 +105,7 @@ class Group:
         """
         self.severed = True
         self._severed_at = self._severed_at or time.monotonic()
-        early = time.monotonic() - self._severed_at < _READS_FIRST_S
-        for fd, inode, sock in _tcp_sockets():
-            ours = (fd, inode) not in self._before and (self._own is None or (fd, inode) in self._own | self._adopted)
-            if ours and _is_connected(sock):  # not a listener: gloo aborts the process when accept() fails
-                gently = early and (fd, inode) not in self._adopted
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RD if gently else socket.SHUT_RDWR)
+        self._shut(reads_only=time.monotonic() - self._severed_at < _READS_FIRST_S)
         if torch.cuda.is_available() and self._own is not None:
             with contextlib.suppress(Exception):
                 dist.distributed_c10d._abort_process_group()
@@ -133,17 +129,37 @@ class Group:
         return seen != own or bool(poll.poll(0))  # gloo closes a connection that failed
 
     def close(self) -> None:
-        """Take the group apart; may be called twice."""
+        """Leave the group, without waiting for it to be taken apart; may be called twice."""
+        self._shut(reads_only=False)  # the others shall learn it now
         if dist.is_initialized():
             dist.destroy_process_group()
         # A group that failed while it was being built counts all the same, and the count is part of the keys under
         # which members look for each other: those who failed and those who are new would never meet.
         dist.distributed_c10d._world.group_count = 0
-        self.store = None
+        _bury(self._gloo)
+        self.store = self._gloo = None
+
+    def _shut(self, reads_only: bool) -> None:
+        for fd, inode, sock in _tcp_sockets():
+            ours = (fd, inode) not in self._before and (self._own is None or (fd, inode) in self._own | self._adopted)
+            if ours and _is_connected(sock):  # not a listener: gloo aborts the process when accept() fails
+                gently = reads_only and (fd, inode) not in self._adopted
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RD if gently else socket.SHUT_RDWR)
 
     def _check(self) -> None:
         if self.severed:
             raise GroupSevered(f"generation {self.table.generation} is over")
+
+
+def _bury(gloo: Any) -> None:
+    """Let go of a group that was left, in a thread of its own: gloo joins its threads then, and one that lost a send
+    never ends. The last one is kept until the next: a DDP wrapper may still hold on to it, and would wait with the GIL.
+    """
+    if gloo is None:
+        return
+    before, _buried[:] = _buried[:], [gloo]
+    threading.Thread(target=before.clear, name="ftlab-bury", daemon=True).start()
 
 
 def _register_backend() -> None:

@@ -42,6 +42,11 @@ class ElasticDDP(nn.Module):
             self._wrap()
         return self._wrapped[0](*args, **kwargs)
 
+    def unwrap(self) -> None:
+        """The group is being left: let go of it."""
+        self._wrapped.clear()
+        self._generation = 0
+
     def _wrap(self) -> None:
         if self._session.table is None:
             self._session.join()

@@ -15,6 +15,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,13 @@ class StateDamaged(RuntimeError):
     """Received state does not match its digest."""
 
 
+class Wrapper(Protocol):
+    """What a train function wraps its model in, and what holds on to the group."""
+
+    def unwrap(self) -> None:
+        """Let go of the group."""
+
+
 class Session:
     """Where this worker sits, the group it trains in, and how it gets into the next one."""
 
@@ -71,7 +79,7 @@ class Session:
         self._back_to = -1  # the step to go back to, or before it; -1: nowhere
         self._split = False  # a worker was killed for memory before this generation
         self.mender: Mender | None = None  # set by the worker
-        self.wrapped: object | None = None  # an ElasticDDP, if the train function made one
+        self.wrapped: Wrapper | None = None  # an ElasticDDP, if the train function made one
 
     def use(self, manager: OwnManager) -> None:
         """Save and load with a manager of the user's."""
@@ -177,6 +185,8 @@ class Session:
             self._send_spans(complete=False)
         group, self.group, self.synchronised = self.group, None, False
         self.link.watch(None)
+        if self.wrapped is not None:
+            self.wrapped.unwrap()
         if group:
             with contextlib.suppress(RuntimeError):
                 group.close()
