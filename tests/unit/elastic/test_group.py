@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ftlab.elastic import group as group_module
 from ftlab.elastic.group import Group, GroupSevered
 from ftlab.membership import seat_nodes
 from tests.unit.elastic.forks import host_store, ranks, run, store_of_its_own, wait_until
@@ -227,3 +228,19 @@ def test_those_whose_build_failed_and_those_who_are_new_meet_in_the_next_generat
         return add_up(rank)
 
     assert run(work, 2) == [3.0, 3.0]
+
+
+def test_a_group_that_cannot_be_taken_apart_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(group_module, "_buried", [])
+    begun, release, ended = threading.Event(), threading.Event(), []
+
+    class Stuck:
+        def __del__(self):
+            begun.set()
+            ended.append(release.wait(5))
+
+    group_module._bury(Stuck())
+    assert not begun.is_set(), "somebody may still hold on to the group that was left last"
+    group_module._bury(object())
+    assert begun.wait(10) and not ended, "leaving the next group waited for the one before"
+    release.set()
