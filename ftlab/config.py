@@ -62,9 +62,9 @@ class ClusterConfig(_Checked):
     port: int = 0  # the controller's port on 127.0.0.1; 0 picks a free one
     replace: bool = True  # start a new node when no spare is left; else the job shrinks
     replenish: bool = True  # after a spare was promoted, start a new one behind the job's back
-    heartbeat_s: float = 0.125  # how often a node reports
-    suspect_s: float = 0.3  # silence after which a node is SUSPECT
-    dead_s: float = 0.55  # silence after which a node is DEAD
+    heartbeat_s: float = 0.3  # a node reports at least so often; while it trains, every 0.25 s with its steps
+    suspect_s: float = 0.6  # silence after which a node is SUSPECT
+    dead_s: float = 0.7  # silence after which a node is DEAD
     detector: str = "timeout"  # "timeout": by the two times above; "phi": by their rhythm; "own": the owner's
     crowd_s: float = 2.5  # the same while most nodes are silent at once: a busy machine is likelier than so many deaths
     lease_s: float = 5.0  # a node that has not heard the controller for so long stops training by itself

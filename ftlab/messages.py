@@ -8,10 +8,11 @@ from the controller's HTTP API with the cluster's token.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cache
-from typing import Any, ClassVar, NotRequired, TypedDict
+from typing import Any, ClassVar, NamedTuple
 
 from ftlab.config import MAX_MESSAGE_BYTES
 from ftlab.errors import BadMessage
@@ -70,7 +71,7 @@ class Heartbeat(Message):
     """The node lives; with the progress of its workers and the step records not yet acknowledged."""
 
     workers: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)  # StepDone of each, and the local_rank
+    steps: list[list[Any]] = field(default_factory=list)  # [local_rank, *StepDone] of each
     output: list[list[Any]] = field(default_factory=list)  # [local_rank, rank, line]
 
 
@@ -186,24 +187,36 @@ class Spans(Message):
     source: str = ""
 
 
-class StepDone(TypedDict):
-    """One committed step; not a message of its own, and a plain dict because one is made in every step."""
+StepRow = tuple[int, int, float, float, dict[str, float], list[int] | None, int | None, str]
+
+
+class StepDone(NamedTuple):
+    """One committed step; not a message of its own. It travels as a row without names, `StepRow`: one is made in every
+    step, and steps are most of what is said on the links."""
 
     generation: int
     step: int
     at: float
-    busy: float  # seconds this rank worked itself: waiting for the others is not counted
-    values: NotRequired[dict[str, float]]
-    samples: NotRequired[list[int]]
-    digest: NotRequired[int]  # of the global batch's sample ids: all ranks must agree
-    skipped: NotRequired[str]  # why the batch was passed over
+    busy: float = 0.0  # seconds this rank worked itself: waiting for the others is not counted
+    values: dict[str, float] | None = None
+    samples: list[int] | None = None
+    digest: int | None = None  # of the global batch's sample ids: all ranks must agree
+    skipped: str = ""  # why the batch was passed over
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> StepDone:
+        """The step in a row of a message; raises ValueError or TypeError if it is none."""
+        generation, step, at, busy, values, samples, digest, skipped = row
+        return cls(int(generation), int(step), float(at), float(busy),
+                   {str(name): float(value) for name, value in values.items()} if values else None,
+                   list(samples) if samples is not None else None, int(digest) if digest else None, str(skipped))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(Message):
-    """The steps committed since the last message: StepDone of each."""
+    """The steps committed since the last message."""
 
-    records: list[dict[str, Any]]
+    rows: list[list[Any]]  # StepDone of each
 
 
 @dataclass(frozen=True, kw_only=True)

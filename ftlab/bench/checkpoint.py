@@ -2,7 +2,8 @@
 
 All methods save the same state to the same disk in one run, in an order drawn by lot for each repeat, so that noise and
 what the one before left behind hit all alike. Before each figure `os.sync` clears away what earlier ones left in the
-page cache. Loads read from a warm page cache. A figure is the median of the repeats after two that warm up.
+page cache. A figure is the median of the repeats after two that warm up. Loads read from a warm page cache, each way of
+loading in a process of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from ftlab.bench.checkpoint_loads import time_loads
 from ftlab.bench.checkpoint_methods import (
     DcpAsyncSave,
     DcpSave,
@@ -40,7 +42,6 @@ Say = Callable[[str], None]
 Figures = dict[str, dict[str, list[float]]]  # method -> figure -> one value per repeat
 _WARM = 2  # rounds that do not count: whoever copies into two buffers in turn has then touched both
 _SETTLE = 600e6  # bytes a second: the disk is still busy with the blocks of the file that was just removed
-_LOADS = 3  # of each saved state: fresh memory is slow at first on a virtual machine
 _REPEATS = 5
 
 
@@ -95,6 +96,7 @@ def _bench_size(size_mb: float, repeats: int, folder: Path, say: Say) -> dict[st
                 _measure(turn, limits, path, figures)
             if repeat > 0:
                 _collect(found, figures)
+        _measure_loads(methods, size_mb, folder, found, say)
         durable = {method.name: method.durable for method in methods}
     gc.collect()  # the memory of one size is not needed for the next
     return _summary(size_mb, load.bytes, repeats, durable, found)
@@ -111,7 +113,7 @@ def _measure(method: Method | None, limits: Limits, path: Path, figures: Figures
         limits.write(path)
         figures["limits"] = {"memcpy_s": [copied - begin], "raw_write_s": [time.perf_counter() - copied]}
     else:
-        figures[method.name] = {**_measure_save(method, path), **_measure_load(method, path)}
+        figures[method.name] = _measure_save(method, path)
     remove(method, path)
 
 
@@ -124,18 +126,19 @@ def _measure_save(method: Method, path: Path) -> dict[str, list[float]]:
     return {"blocking_s": [blocking], "durable_s": [durable], "loop_cpu_s": [time.process_time() - cpu]}
 
 
-def _measure_load(method: Method, path: Path) -> dict[str, list[float]]:
-    method.load(path)  # not counted: what was synced may have left the page cache, what was not is still in it
-    found = {"load_s": [_timed(lambda: method.load(path)) for _ in range(_LOADS)]}
-    if isinstance(method, TorchSave):
-        found["load_live_s"] = [_timed(lambda: method.load_into_live(path)) for _ in range(_LOADS)]
-    return found
-
-
-def _timed(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+def _measure_loads(methods: Sequence[Method], size_mb: float, folder: Path, found: Figures, say: Say) -> None:
+    """Each kind of file once: those that write the same are read the same."""
+    read: dict[type, dict[str, list[float]]] = {}
+    for method in methods:
+        kind = next((known for known in read if isinstance(method, known)), type(method))
+        if kind not in read:
+            say(f"{size_mb:g} MB: loading what {method.name} saved")
+            path = folder / "kept"
+            method.save(path)()
+            sync()
+            read[kind] = time_loads(method, size_mb, path, folder / f"ours-{size_mb:g}")
+            remove(method, path)
+        found[method.name].update(read[kind])
 
 
 def _collect(found: Figures, figures: Figures) -> None:
@@ -151,11 +154,11 @@ def _summary(size_mb: float, size: int, repeats: int, durable: dict[str, bool], 
     for name, figures in medians.items():
         if not durable[name]:
             figures["durable_s"] = None  # type: ignore[assignment]  # nobody knows when it will be
-    ours, torchs = medians[Ours.name], [medians["torch.save"], medians["torch.save + fsync"]]
+    ours, torchs = medians[Ours.name], medians["torch.save + fsync"]
     ratios = {"blocking_to_memcpy": ours["blocking_s"] / limits["memcpy_s"],
               "durable_to_raw_write": ours["durable_s"] / limits["raw_write_s"],
-              "load_to_torch_load": ours["load_s"] / min(each["load_s"] for each in torchs),
-              "load_to_torch_load_live": ours["load_s"] / min(each["load_live_s"] for each in torchs)}
+              "load_to_torch_load": ours["load_s"] / torchs["load_s"],
+              "load_to_torch_load_live": ours["load_s"] / torchs["load_live_s"]}
     samples = {name: {figure: [round(value, 5) for value in values] for figure, values in figures.items()}
                for name, figures in found.items()}
     return {"size_mb": size_mb, "bytes": size, "repeats": repeats, "limits": limits, "methods": medians,

@@ -94,10 +94,9 @@ class TorchSave:
 
     def save(self, path: Path) -> Callable[[], Any]:
         """All of it blocks."""
-        with path.open("wb") as file:
-            torch.save(self.workload.tree(), file)
-            if self.durable:
-                file.flush()
+        torch.save(self.workload.tree(), path)  # not to a file of ours: Ctrl-C would close it under torch, which aborts
+        if self.durable:
+            with path.open("rb") as file:
                 os.fsync(file.fileno())
         return lambda: None
 

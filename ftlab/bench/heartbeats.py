@@ -30,7 +30,7 @@ from ftlab.health.traces import CONDITIONS, Trace
 
 INTERVAL_S = 0.1
 NODES = 3
-PAUSES_S = (0.3, 0.2, 0.4, 0.3, 0.8, 0.3, 0.2, 1.5)  # the dead limit is 0.55 s: most nodes are not given up
+PAUSES_S = (0.3, 0.2, 0.4, 0.3, 0.8, 0.3, 0.2, 1.5)  # the dead limit is 0.7 s: most nodes are not given up
 PAUSE_EVERY_S = 6.0  # on each node
 _START_LIMIT_S = 30.0
 _PR_SET_PDEATHSIG = 1

@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
-BLOCK = 25  # steps in a row of one kind
+from ftlab.health import kernel
+
+WARM_UP = 25  # steps that do not count
 
 
-def compare_steps(ctx: Any, steps: int, step_s: float) -> list[float]:
-    """Seconds that a typical protected step takes more than a bare one with the same work, for each pair of blocks."""
+def time_steps(ctx: Any, steps: int, step_s: float) -> dict[str, Any]:
+    """What lies between the work of one step and the work of the next, in seconds: in a protected loop after steps of
+    work (`cold`) and after empty ones (`warm`), and in a bare loop (`bare`). And the share of a core that the worker's
+    link takes meanwhile (`link`).
+
+    The work runs by the clock: what it does to the caches counts, how long it takes does not.
+    """
     import torch
 
-    work = _work(step_s)
+    work = _work_for(step_s)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
     ctx.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    found: list[float] = []
-    ends: list[float] = []  # of the steps of this block
-    bare = 0.0
+    gaps: dict[str, list[float]] = {"cold": [], "warm": [], "bare": []}
+    link = next(thread.native_id for thread in threading.enumerate() if thread.name == "ftlab-link")
+    kind, end, began = "", 0.0, (0.0, 0.0)
     for step in ctx.steps(steps):
-        if step % BLOCK == 0:
-            if step > BLOCK:  # the first block warms up
-                found.append(_typical(ends) - bare)
-            ends = [time.perf_counter()]
-            for _ in range(BLOCK):
-                work()
-                ends.append(time.perf_counter())
-            bare, ends = _typical(ends), []
         with ctx.step():
-            work()
+            begin = time.perf_counter()
+            if kind:
+                gaps[kind].append(begin - end)
+            if step == WARM_UP:
+                began = begin, _seconds_of(link)
+            kind = "" if step < WARM_UP else "warm" if step % 10 == 0 else "cold"
+            if kind != "warm":
+                work()
+            end = time.perf_counter()
             ctx.report(loss=1.0)
-        ends.append(time.perf_counter())
-    return found
+    took, taken = time.perf_counter() - began[0], _seconds_of(link) - began[1]
+    for _ in range(WARM_UP):
+        begin = time.perf_counter()
+        gaps["bare"].append(begin - end)
+        work()
+        end = time.perf_counter()
+    return {**gaps, "bare": gaps["bare"][1:], "link": [taken / took]}
 
 
-def compare_monitoring(ctx: Any, steps: int, step_s: float) -> list[float]:
-    """Seconds that looking at loss and gradients adds to a step, for each pair of neighbours with and without.
+def compare_monitoring(ctx: Any, steps: int, step_s: float) -> dict[str, list[float]]:
+    """Seconds `more` that looking at loss and gradients adds to a step, for each pair of neighbours with and without.
 
     Which of the two comes first is drawn by lot: whatever else happens in every second step hits both kinds alike.
     """
@@ -46,7 +57,7 @@ def compare_monitoring(ctx: Any, steps: int, step_s: float) -> list[float]:
 
     import torch
 
-    work = _work(step_s)
+    work = _work_for(step_s)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     ctx.protect(model=model, optimizer=optimizer)
@@ -58,32 +69,32 @@ def compare_monitoring(ctx: Any, steps: int, step_s: float) -> list[float]:
         if step % 2 == 0:
             first = lots.random() < 0.5
         watched = ctx._gradients.judging = first == (step % 2 == 0)
-        begin = time.perf_counter()
         with ctx.step():
             work()
+            begin = time.perf_counter()  # the work runs by the clock and would hide what comes before it
             ctx.backward(model(inputs).square().mean())
             optimizer.step()
             optimizer.zero_grad()
         taken[watched].append(time.perf_counter() - begin)
-    return [watched - bare for watched, bare in zip(taken[True][BLOCK:], taken[False][BLOCK:], strict=False)]
+    pairs = zip(taken[True][WARM_UP:], taken[False][WARM_UP:], strict=False)
+    return {"more": [watched - bare for watched, bare in pairs]}
 
 
-def _work(step_s: float) -> Callable[[], None]:
-    """Something that keeps a core busy for about so long."""
+def _work_for(step_s: float) -> Callable[[], None]:
+    """Something that keeps a core busy for so long."""
     import torch
 
     matrix = torch.randn(192, 192)
-    begin = time.perf_counter()
-    for _ in range(200):
-        matrix @ matrix
-    rounds = max(1, round(step_s / ((time.perf_counter() - begin) / 200)))
 
     def work() -> None:
-        for _ in range(rounds):
+        end = time.perf_counter() + step_s
+        while time.perf_counter() < end:
             matrix @ matrix
 
     return work
 
 
-def _typical(ends: list[float]) -> float:
-    return median(later - sooner for sooner, later in pairwise(ends))
+def _seconds_of(thread: int | None) -> float:
+    """Processor time of one thread of this process; 0 where the kernel does not tell."""
+    counts = kernel.read(f"/proc/self/task/{thread}/schedstat").split()
+    return int(counts[0]) / 1e9 if counts else 0.0

@@ -4,6 +4,9 @@ Filling a slot is all that the training loop waits for: one memory copy. What ha
 written to storage, or sent to another node) is done behind the loop's back, by a thread or by the node's agent, which
 has mapped the same memory and so still holds the snapshot when the worker is killed. The memory has no name and goes
 with the last process that holds it.
+
+The kernel takes many times longer to give memory than the copy into it takes, so `make_room` asks for it as soon as the
+size of the state is known, behind the loop's back, and not when the first snapshot is due.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import mmap
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ftlab.checkpoint.pace import step_back
 from ftlab.checkpoint.tree import Packed
 from ftlab.errors import ConfigError
 
@@ -28,6 +33,7 @@ _ALIGN = 64
 _CARD = 4 * mmap.PAGESIZE  # bytes in front of the snapshot
 _CHUNK = 8 << 20  # bytes that one thread copies at a time
 _TWO_THREADS = 16 << 20  # states smaller than this are copied by one thread
+_WORTH_A_THREAD = 1 << 20  # smaller snapshots get their memory when they are taken
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
@@ -54,16 +60,24 @@ class Slot:
         self._memory: mmap.mmap | None = None
         self._layout: tuple[int, ...] = ()
         self._views: list[torch.Tensor] = []
+        self._lock = threading.Lock()  # held by whoever fills it or gets its memory
+
+    def prepare(self, size: int) -> None:
+        """Get memory for a snapshot of this size, now."""
+        with self._lock:
+            if self.fd >= 0:
+                self._reserve(size, ())
 
     def fill(self, packed: Packed) -> Filled:
         """Copy a state into the slot."""
-        self.wipe()
-        sizes = tuple(tensor.numel() * tensor.element_size() for tensor in packed.tensors)
-        data = sum(aligned(size) for size in sizes)
-        self._reserve(data + len(packed.header), sizes)
-        _copy(packed.tensors, self._views)
-        self.view(data + len(packed.header))[data:] = packed.header
-        return Filled(data + len(packed.header), len(packed.header))
+        with self._lock:
+            self.wipe()
+            sizes = tuple(tensor.numel() * tensor.element_size() for tensor in packed.tensors)
+            data = sum(aligned(size) for size in sizes)
+            self._reserve(data + len(packed.header), sizes)
+            _copy(packed.tensors, self._views)
+            self.view(data + len(packed.header))[data:] = packed.header
+            return Filled(data + len(packed.header), len(packed.header))
 
     def reserve(self, size: int) -> memoryview:
         """Room for a snapshot that comes from elsewhere."""
@@ -96,11 +110,12 @@ class Slot:
 
     def close(self) -> None:
         """Let go of the memory; may be called twice."""
-        self._views, self._memory = [], None  # unmapped with the last view of it
-        if self.fd >= 0:
-            self._card.close()
-            os.close(self.fd)
-            self.fd = -1
+        with self._lock:
+            self._views, self._memory = [], None  # unmapped with the last view of it
+            if self.fd >= 0:
+                self._card.close()
+                os.close(self.fd)
+                self.fd = -1
 
     def _reserve(self, size: int, sizes: tuple[int, ...]) -> None:
         if self._memory is None or len(self._memory) < _CARD + size:
@@ -111,6 +126,19 @@ class Slot:
         if self._layout != sizes:
             whole = torch.frombuffer(self._memory, dtype=torch.uint8, offset=_CARD)
             self._views, self._layout = [whole[start:start + size] for start, size in _offsets(sizes)], sizes
+
+
+def make_room(slots: Sequence[Slot], packed: Packed) -> None:
+    """Have a thread get the slots' memory for snapshots like this one; who fills one before waits for it."""
+    size = sum(aligned(tensor.numel() * tensor.element_size()) for tensor in packed.tensors) + len(packed.header)
+
+    def prepare() -> None:
+        step_back()
+        for slot in slots:
+            slot.prepare(size)
+
+    if size >= _WORTH_A_THREAD:
+        threading.Thread(target=prepare, name="ftlab-room", daemon=True).start()
 
 
 def _offsets(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

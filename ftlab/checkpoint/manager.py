@@ -28,7 +28,7 @@ from ftlab.checkpoint.restoring import restore
 from ftlab.checkpoint.rng import GENERATORS, Generators
 from ftlab.checkpoint.saving import SaveOrder, await_commit
 from ftlab.checkpoint.state import TrainingState
-from ftlab.checkpoint.tree import pack
+from ftlab.checkpoint.tree import Packed, pack
 from ftlab.checkpoint.vault import Entry, Vault
 from ftlab.checkpoint.writer import SLOW, BackgroundWriter
 from ftlab.config import CheckpointConfig, every_seconds, every_steps
@@ -61,12 +61,16 @@ class CheckpointManager:
         self._auto = AutoInterval()
         self._last_step, self._last_time = 0, time.monotonic()
         self._told = False  # that a snapshot is overdue
+        self._roomy = False  # memory for snapshots was asked for
 
     # ---- saving --------------------------------------------------------------------------------------------
 
     def step(self, state: State, step: int, **facts: Any) -> bool:
         """Save if it is time to, as `every` says; whether a snapshot was taken."""
         if not self._due(step) or self._put_off(step):
+            if not self._roomy:
+                self._writer.make_room(self._pack(as_state(state, step)))
+                self._roomy = True
             return False
         self.save(state, step, **facts)
         return True
@@ -143,8 +147,7 @@ class CheckpointManager:
     # ---- inside --------------------------------------------------------------------------------------------
 
     def _snapshot(self, training: TrainingState, order: SaveOrder, begin: float) -> bool:
-        whole = self._rank == 0 or training.sharded
-        packed = pack(training.capture() if whole else training.capture_only(GENERATORS))
+        packed = self._pack(training)
         slot = self._writer.borrow(order.step)
         if slot is None:
             return False
@@ -158,6 +161,11 @@ class CheckpointManager:
         self._report("checkpoint.snapshot", step=order.step, blocking_s=round(blocking, 5), bytes=filled.bytes)
         self._writer.submit(slot, replace(order, bytes=filled.bytes, header_bytes=filled.header_bytes))
         return True
+
+    def _pack(self, training: TrainingState) -> Packed:
+        """What this rank saves of a state."""
+        whole = self._rank == 0 or training.sharded
+        return pack(training.capture() if whole else training.capture_only(GENERATORS))
 
     def _await(self, order: SaveOrder, taken: bool) -> None:
         """Until the checkpoint is durable: the writer by itself, the others by looking, with a deadline."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from ftlab.checkpoint.digest import PIECE, combine, digest, digest_piece
 from ftlab.checkpoint.manifest import Manifest, Shard
-from ftlab.checkpoint.pace import Pace, at_once
+from ftlab.checkpoint.pace import Pace, at_once, step_back
 from ftlab.checkpoint.reading import ShardReader
 from ftlab.checkpoint.storage import Storage
 from ftlab.checkpoint.tree import Packed
@@ -105,18 +106,23 @@ class Vault:
     # ---- writing -------------------------------------------------------------------------------------------
 
     def write_shard(self, name: str, rank: int, data: memoryview, header_bytes: int, pace: Pace = at_once) -> Shard:
-        """Write one rank's part; it is durable when this returns, and no checkpoint yet."""
-        found: list[bytes] = []
+        """Write one rank's part; it is durable when this returns, and no checkpoint yet.
 
-        def digested() -> Iterator[memoryview]:
+        The digest of a piece is taken by another thread while the piece is written.
+        """
+        digests: list[Future[bytes]] = []
+
+        def digested(beside: Executor) -> Iterator[memoryview]:
             for start in range(0, len(data), PIECE):
                 piece = data[start:start + PIECE]
-                found.append(digest_piece([piece]))
+                digests.append(beside.submit(digest_piece, [piece]))
                 yield piece
 
         file = f"shard-{rank:05d}.bin"
-        self.storage.write(name, file, pace(digested()))
-        return Shard(file=file, rank=rank, bytes=len(data), header_bytes=header_bytes, digest=combine(found))
+        with ThreadPoolExecutor(1, "ftlab-digest", step_back) as beside:
+            self.storage.write(name, file, pace(digested(beside)))
+        return Shard(file=file, rank=rank, bytes=len(data), header_bytes=header_bytes,
+                     digest=combine([each.result() for each in digests]))
 
     def commit(self, name: str, manifest: Manifest) -> None:
         """Make it a checkpoint: manifest first, marker last, each durable before the next."""

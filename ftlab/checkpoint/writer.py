@@ -6,21 +6,19 @@ A save that fails is kept as `error` and told to `report`; training hears of it 
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
 
-from ftlab.checkpoint.arena import Slot
-from ftlab.checkpoint.pace import Pace, at_once, moderate
+from ftlab.checkpoint.arena import Slot, make_room
+from ftlab.checkpoint.pace import Pace, at_once, moderate, step_back
 from ftlab.checkpoint.saving import SaveOrder, persist, retire
+from ftlab.checkpoint.tree import Packed
 from ftlab.checkpoint.vault import Vault
 from ftlab.errors import CheckpointError, StorageError, WaitTimeout
 
 log = logging.getLogger(__name__)
-_NICE = 5
 SLOW = "two snapshots are still being written: storage is slower than the interval"
 Report = Callable[..., None]  # kind, step=, and the facts
 
@@ -41,6 +39,10 @@ class BackgroundWriter:
         self._hurried = False  # somebody waits for them
         self._closed = False
         self._thread: threading.Thread | None = None
+
+    def make_room(self, packed: Packed) -> None:
+        """Get the memory for snapshots like this one before the first is taken."""
+        make_room(self._slots, packed)
 
     def borrow(self, step: int) -> Slot | None:
         """A free slot; waits for one, and says so, when storage is slower than the saves. None: it does not answer."""
@@ -118,12 +120,6 @@ class BackgroundWriter:
         self.error = write_and_report(self.vault, order, slot.view(order.bytes), keep=self.keep,
                                       timeout_s=self.timeout_s, report=self.report,
                                       pace=moderate(lambda: self._hurried))
-
-
-def step_back() -> None:
-    """Let training go first where processors are scarce: lower this thread's priority, where that is possible."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def write_and_report(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, timeout_s: float,

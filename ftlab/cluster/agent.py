@@ -1,5 +1,8 @@
 """The node agent: one per node; it heartbeats, and passes word between the node's crew of workers and the controller.
 
+A heartbeat goes out when a worker has told of its steps, and else when its time has come: waking up costs an agent as
+much as what it does then, so what can be done in one go is done in one go.
+
 It holds a lease: while the controller answers, the workers train. When the controller has been silent longer than the
 lease, the agent ends its workers by itself, so a node that was cut off cannot go on in a world that has moved on.
 While the controller is away for a shorter time (it was killed and is being restarted) training goes on, and what the
@@ -17,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
-from tornado.websocket import WebSocketClientConnection, websocket_connect
+from tornado.websocket import WebSocketClientConnection, WebSocketClosedError, websocket_connect
 
 from ftlab import messages
 from ftlab.checkpoint.saving import SaveOrder
@@ -32,6 +35,7 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.05
 _SILENT_S = 1.5  # a link on which nothing came for so long, nor for three acknowledgements, is made anew
 _MAX_STEPS = 500  # step records in one heartbeat
+_SOON = 0.6  # of the time between two heartbeats: steps that come after it take the next heartbeat with them
 _MAX_OUTPUT_LINES = 1000  # kept while the controller is away
 _REFUSED_S = 2.0  # how long nobody may listen before the launcher is taken to be gone
 
@@ -47,9 +51,11 @@ class NodeAgent:
         self._job = ""
         self._link: WebSocketClientConnection | None = None
         self._heartbeat_s, self._lease_s = 0.1, 5.0
+        self._beaten = 0.0  # when the last heartbeat was sent
+        self._next_beat: asyncio.TimerHandle | None = None
         self._heard = time.monotonic()
         self._refused: float | None = None  # since when nobody listens at the controller's port
-        self._steps: list[dict[str, Any]] = []  # not yet in the controller's journal
+        self._steps: list[list[Any]] = []  # [local_rank, *StepDone] of each that is not yet in the controller's journal
         self._sent = 0  # of them, on this link
         self._output: list[list[Any]] = []
         self._outbox: list[messages.Message] = []
@@ -59,13 +65,15 @@ class NodeAgent:
 
     async def run(self) -> None:
         """Serve until the launcher is gone."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_note_error)
         if self._lifeline is not None:
-            asyncio.get_running_loop().add_reader(self._lifeline, self._over.set)
+            loop.add_reader(self._lifeline, self._over.set)
         self._crew.listen()
-        tasks = [asyncio.create_task(self._keep_link()), asyncio.create_task(self._beat())]
+        link = asyncio.create_task(self._keep_link())
+        self._beat()
         await self._over.wait()
-        for task in tasks:
-            task.cancel()
+        link.cancel()
         self._crew.end_all()
 
     # ---- the link to the controller ------------------------------------------------------------------------
@@ -104,10 +112,9 @@ class NodeAgent:
         if self._link is None:
             return False
         try:
-            future = self._link.write_message(messages.dumps(message))
+            self._link.write_message(messages.dumps(message))
         except Exception:  # closed just now: the reader notices and reconnects
             return False
-        asyncio.ensure_future(future).add_done_callback(lambda done: done.exception())
         return True
 
     async def _on_message(self, message: messages.Message) -> None:
@@ -136,20 +143,22 @@ class NodeAgent:
                 self._watch = message.step
                 self._crew.tell(self._job, messages.encode(message))
 
-    async def _beat(self) -> None:
-        while True:
-            self._send_heartbeat()
-            now = time.monotonic()
-            self._crew.look_out(now)
-            if now - self._heard > self._lease_s and self._crew.workers:
-                log.warning("lease ran out after %.1f s: ending workers", now - self._heard)
-                self._start_over()
-            elif self._is_orphan(now):
-                log.warning("the controller is gone: this node ends itself")
-                self._over.set()
-            elif self._link is not None and now - self._heard > max(_SILENT_S, 12 * self._heartbeat_s):
-                self._link.close()  # silent: knock again
-            await asyncio.sleep(self._heartbeat_s)
+    def _beat(self) -> None:
+        """Report, look at the workers and at the lease; and again when the time has come."""
+        if self._next_beat is not None:
+            self._next_beat.cancel()
+        self._next_beat = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
+        self._send_heartbeat()
+        now = self._beaten = time.monotonic()
+        self._crew.look_out(now)
+        if now - self._heard > self._lease_s and self._crew.workers:
+            log.warning("lease ran out after %.1f s: ending workers", now - self._heard)
+            self._start_over()
+        elif self._is_orphan(now):
+            log.warning("the controller is gone: this node ends itself")
+            self._over.set()
+        elif self._link is not None and now - self._heard > max(_SILENT_S, 12 * self._heartbeat_s):
+            self._link.close()  # silent: knock again
 
     def _note_refusal(self, error: Exception) -> None:
         """The launcher holds the controller's port as long as it lives: a port that refuses has no launcher."""
@@ -170,8 +179,8 @@ class NodeAgent:
 
     def _forget_steps(self, journal: tuple[int, int]) -> None:
         """Steps up to this one are in the controller's journal."""
-        def is_new(record: dict[str, Any]) -> bool:
-            return (record["generation"], record["step"]) > journal
+        def is_new(row: list[Any]) -> bool:
+            return (row[1], row[2]) > journal
 
         sent = list(filter(is_new, self._steps[:self._sent]))
         self._steps = [*sent, *filter(is_new, self._steps[self._sent:])]
@@ -218,12 +227,14 @@ class NodeAgent:
     def worker_said(self, worker: Worker, message: messages.Message) -> None:
         """A worker's word: steps go with a heartbeat, snapshots to the keeper, the rest to the controller at once."""
         if isinstance(message, messages.Steps):
-            self._steps += [{**record, "local_rank": worker.local_rank} for record in message.records]
-            watched = self._watch is not None and message.records[-1]["step"] >= self._watch
+            self._steps += [[worker.local_rank, *row] for row in message.rows]
+            watched = self._watch is not None and self._steps[-1][2] >= self._watch
             if worker.urgent or watched:
                 self._watch = None if watched else self._watch
                 worker.urgent = False
                 self._send_heartbeat()
+            elif time.monotonic() - self._beaten > _SOON * self._heartbeat_s:
+                self._beat()
             return
         if isinstance(message, messages.Snapshot):
             self._keep(worker, message)
@@ -267,6 +278,13 @@ class NodeAgent:
             self._pass_on(news)
         elif worker is not None:
             worker.tell(messages.dumps(news))
+
+
+def _note_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """The outer edge: what nobody waits for. That a link closed under a message is noticed where the link is read."""
+    error = context.get("exception")
+    level = logging.DEBUG if isinstance(error, WebSocketClosedError) else logging.ERROR
+    log.log(level, "%s", context["message"], exc_info=error)
 
 
 def run_agent(identity: NodeIdentity, forkserver: Connection, forkserver_pid: int, pages: list[StatusPage],

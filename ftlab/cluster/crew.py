@@ -164,11 +164,17 @@ class Crew:
                 self._on_ended(self._by_pid.pop(pid), status)
 
     def _hear(self, worker: Worker) -> None:
+        """There is something to hear: one message, or the end. If there are more, the event loop calls again."""
         try:
-            while worker.control.poll():
-                self._ears.worker_said(worker, messages.loads(worker.control.recv_bytes()))
+            self._ears.worker_said(worker, messages.loads(worker.control.recv_bytes()))
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(worker.control.fileno())
+
+    def _hear_out(self, worker: Worker) -> None:
+        """All that a worker that has ended said."""
+        with contextlib.suppress(EOFError, OSError):
+            while worker.control.poll():
+                self._ears.worker_said(worker, messages.loads(worker.control.recv_bytes()))
 
     def _on_output(self, worker: Worker) -> None:
         try:
@@ -185,7 +191,7 @@ class Crew:
     def _on_ended(self, worker: Worker, status: int) -> None:
         if self.workers.get(worker.local_rank) is not worker:
             return  # it was ended on purpose
-        self._hear(worker)  # its last words come before its end
+        self._hear_out(worker)  # its last words come before its end
         if not worker.reported:
             progress, end = self._pages[worker.local_rank].read(), self.lookout.explain(status)
             self._ears.worker_said(worker, messages.Failed(

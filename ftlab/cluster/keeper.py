@@ -18,11 +18,11 @@ from typing import Any
 from ftlab import messages
 from ftlab.checkpoint.arena import Slot
 from ftlab.checkpoint.digest import digest
-from ftlab.checkpoint.pace import moderate
+from ftlab.checkpoint.pace import moderate, step_back
 from ftlab.checkpoint.saving import SaveOrder
 from ftlab.checkpoint.storage import open_storage
 from ftlab.checkpoint.vault import Vault
-from ftlab.checkpoint.writer import step_back, write_and_report
+from ftlab.checkpoint.writer import write_and_report
 from ftlab.cluster.replicas import ReplicaServer, send_replica
 from ftlab.config import CheckpointConfig
 

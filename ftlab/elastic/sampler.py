@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -24,6 +25,11 @@ class Seating:
     world: int
     shards: int
     pieces: int = 1  # each shard is cut into so many: what fits into memory at once
+
+    @cached_property
+    def shard(self) -> int:
+        """The first shard that is this rank's."""
+        return self.rank * self.shards // self.world
 
 
 @dataclass(frozen=True)

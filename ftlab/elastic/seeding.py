@@ -18,7 +18,9 @@ _HAS_CUDA = torch.backends.cuda.is_built()
 # before every step, when 10 ms of arithmetic have pushed everything else out of the caches.
 _python = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python = super(random.Random, _python).seed
+_draw_bits = _python.getrandbits
 _seed_numpy = np.random.mtrand._rand.seed
+_seed_torch = torch.default_generator.manual_seed
 
 
 def mix(*numbers: int) -> int:
@@ -32,11 +34,11 @@ def mix(*numbers: int) -> int:
 
 
 def seed_step(seed: int, step: int, shard: int) -> None:
-    """Set all generators for one shard of one step."""
-    value = mix(seed, step, shard)
-    _seed_python(value)
+    """Set all generators for one shard of one step: Python's by all three numbers, the others by what it draws."""
+    _seed_python((seed & _MASK) << 128 | step << 64 | shard)
     _python.gauss_next = None
-    _seed_numpy(value & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(value)
+    _seed_numpy(_draw_bits(32))
+    value = _draw_bits(63)
+    _seed_torch(value)
     if _HAS_CUDA and torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)

@@ -29,11 +29,12 @@ class FixedTimeout:
 class Watch:
     """Keeps the watcher honest: how late it looked, which must not count as a node's silence."""
 
-    every_s: float
+    every_s: float  # when the next look is planned; may be changed after each
     looked: float
+    slack_s: float | None = None  # lateness that is not worth a word; None: as much as `every_s`
 
     def look(self, now: float) -> float:
         """To be called at each look; how much longer than planned nobody looked."""
         late = now - self.looked - self.every_s
         self.looked = now
-        return late if late > self.every_s else 0.0
+        return late if late > (self.every_s if self.slack_s is None else self.slack_s) else 0.0

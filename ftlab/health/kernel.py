@@ -30,19 +30,17 @@ class Cgroup:
         return _levels(self.path, self.top)
 
 
+_found: dict[tuple[str, str, Path], Cgroup] = {}  # by what a process's own file says: while that stays, so does this
+
+
 def find_cgroup(controller: str, pid: int | None = None, proc: Path = PROC,
                 cgroup_root: Path = CGROUPS) -> Cgroup | None:
     """The cgroup of a process for `memory` or `cpu`, v1 or v2; None where there is none, or it cannot be seen."""
-    for line in read(f"{folder(pid, proc)}/cgroup").splitlines():
-        _, names, inside = line.split(":", 2)
-        if names and controller not in names.split(","):
-            continue
-        for version, top in _mounts(controller, names, cgroup_root):
-            if ".." not in inside.split("/"):  # it would lead out of what this container may see
-                path = f"{top}/{inside.lstrip('/')}"
-                # a container may be told its path on the host, while its own cgroup is mounted as the top
-                return Cgroup(version=version, path=Path(path) if os.path.isdir(path) else top, top=top)
-    return None
+    key = controller, read(f"{folder(pid, proc)}/cgroup"), cgroup_root
+    found = _found.get(key) or _find_cgroup(*key)
+    if found is not None:
+        _found[key] = found
+    return found
 
 
 def folder(pid: int | None = None, proc: Path = PROC) -> str:
@@ -76,6 +74,19 @@ def word_after(text: str, title: str) -> str:
     """The word after a title at the beginning of a line; empty if there is no such line."""
     _, found, after = f"\n{text}".partition(f"\n{title}")
     return after.split(maxsplit=1)[0] if found and after.strip() else ""
+
+
+def _find_cgroup(controller: str, lines: str, cgroup_root: Path) -> Cgroup | None:
+    for line in lines.splitlines():
+        _, names, inside = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        for version, top in _mounts(controller, names, cgroup_root):
+            if ".." not in inside.split("/"):  # it would lead out of what this container may see
+                path = f"{top}/{inside.lstrip('/')}"
+                # a container may be told its path on the host, while its own cgroup is mounted as the top
+                return Cgroup(version=version, path=Path(path) if os.path.isdir(path) else top, top=top)
+    return None
 
 
 def _numbers(text: str) -> Iterator[tuple[str, int]]:

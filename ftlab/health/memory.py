@@ -67,8 +67,8 @@ def find_limits(pid: int | None = None, proc: Path = PROC, cgroup_root: Path = C
     found = [*(_cgroup_limits(group) if group else ()), *_process_limits(pid, proc)]
     if pid in (None, os.getpid()):
         found += _cuda_limits()
-    machine = psutil.virtual_memory()
-    return [*found, Limit(kind="machine", limit_bytes=machine.total, used_bytes=machine.total - machine.available,
+    total, available = _machine_memory(proc)
+    return [*found, Limit(kind="machine", limit_bytes=total, used_bytes=total - available,
                           where="the machine's memory")]
 
 
@@ -259,6 +259,16 @@ def _process_limits(pid: int | None, proc: Path) -> Iterator[Limit]:
         if soft_text.isdigit() and used.isdigit():  # "unlimited" for none
             yield Limit(kind=kind, limit_bytes=int(soft_text), used_bytes=int(used) * 1024,
                         where=_of_process(kind, pid))
+
+
+def _machine_memory(proc: Path) -> tuple[int, int]:
+    """What the machine has and what of it is free; two lines of a file where psutil would read all of them."""
+    lines = read(f"{proc}/meminfo")
+    total, available = word_after(lines, "MemTotal:"), word_after(lines, "MemAvailable:")
+    if total and available:
+        return int(total) * 1024, int(available) * 1024
+    machine = psutil.virtual_memory()
+    return machine.total, machine.available
 
 
 def _cuda_limits() -> list[Limit]:

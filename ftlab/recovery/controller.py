@@ -33,10 +33,11 @@ from ftlab.recovery.stragglers import SlowRank, StragglerWatch
 from ftlab.recovery.views import NodeView
 from ftlab.recovery.watch import ProgressWatch
 
-TICK_S = 0.05  # a node that is silent is given up at most this much too late
+TICK_S = 0.05  # between two looks at a cluster that starts, recovers or is suspicious
+_CALM_S = 0.2  # and at one that trains: a look costs more than there is to see
 GATHER_S = 0.004  # failures that arrive together are decided on together
 _ASK_AGAIN_S = 0.25  # a policy that said Wait
-_ACK_EVERY = 4  # heartbeats: often enough for a lease, and to let nodes forget what is written down
+_ACK_S = 1.0  # often enough for a lease (a quarter of a short one), and to let nodes forget what is written down
 _SPARE_RETRIES = 3  # of a worker that fails on a node without a seat
 
 
@@ -55,7 +56,7 @@ class Controller:
         self.jobs: dict[str, Job] = {}
         self.generation = 0
         self.on_output: Callable[[str, list[list[Any]]], None] = lambda node, lines: None
-        self._punctuality = Watch(every_s=TICK_S, looked=time.monotonic())
+        self._punctuality = Watch(every_s=TICK_S, looked=time.monotonic(), slack_s=TICK_S)
         self._deciding = False
         self._offered: tuple[str, ...] = ()  # the free nodes the policy was last asked about
 
@@ -91,8 +92,8 @@ class Controller:
             if message.output:
                 self.on_output(name, message.output)
             self.roster.beat(node)
-            if node.beats % _ACK_EVERY == 0:
-                ledger = job.ledger if job else None
+            if node.heard - node.acked >= min(_ACK_S, self.config.lease_s / 4):
+                ledger, node.acked = job.ledger if job else None, node.heard
                 node.send(messages.Ack(generation=ledger.generation if ledger else 0,
                                        step=ledger.step if ledger else 0))
         elif isinstance(message, messages.Noted):
@@ -113,8 +114,8 @@ class Controller:
         self.roster.exited(name, how)
         self._reconcile()
 
-    def tick(self) -> None:
-        """Time has passed: look at silence and at progress."""
+    def tick(self) -> float:
+        """Time has passed: look at silence and at progress; how many seconds the next look can wait."""
         now = time.monotonic()
         self.roster.judge(now, self._punctuality.look(now))
         if self.job and not self.job.over:
@@ -124,6 +125,14 @@ class Controller:
             if slow is not None and self.job.config.health.replace_stragglers:
                 self._replace_straggler(self.job, slow, now)
         self._reconcile()
+        self._punctuality.every_s = self._calm_for(now)
+        return self._punctuality.every_s
+
+    def _calm_for(self, now: float) -> float:
+        """The time in which nothing can be due that nobody would tell."""
+        if self.job and not self.job.over and self.job.status != RUNNING:
+            return TICK_S
+        return min(_CALM_S, max(TICK_S, self.roster.next_verdict() - now))
 
     def submit(self, job: Job) -> None:
         """Start a job on all nodes; raises JobError while another one runs."""

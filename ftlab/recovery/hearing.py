@@ -28,23 +28,23 @@ class Hearing:
                  on_failure: Callable[[Failure, float, float], None], on_rewind: Callable[[Job, str], None]) -> None:
         self.log, self.watch, self.on_failure, self.on_rewind = log, watch, on_failure, on_rewind
 
-    def steps(self, job: Job, node: NodeView, records: list[dict[str, Any]]) -> None:
-        """Step records of one node; those it completes are written down together, before the node may forget them."""
+    def steps(self, job: Job, node: NodeView, rows: list[list[Any]]) -> None:
+        """The steps of one node; those it completes are written down together, before the node may forget them."""
         with self.log.together():
-            for record in records:
-                self._step(job, node, record)
+            for local_rank, *row in rows:
+                self._step(job, node, int(local_rank), messages.StepDone.of(row))
 
-    def _step(self, job: Job, node: NodeView, record: dict[str, Any]) -> None:
-        table = job.tables.get(int(record["generation"]))
-        rank = table.rank_of(node.name, int(record["local_rank"])) if table else None
+    def _step(self, job: Job, node: NodeView, local_rank: int, done: messages.StepDone) -> None:
+        table = job.tables.get(done.generation)
+        rank = table.rank_of(node.name, local_rank) if table else None
         if table is None or rank is None or table.generation <= node.born:
-            self.log.record("message.refused", node=node.name, generation=record["generation"],
-                            step=record["step"], reason="a step from a generation this node has no seat in")
+            self.log.record("message.refused", node=node.name, generation=done.generation,
+                            step=done.step, reason="a step from a generation this node has no seat in")
             return
-        if record["generation"] == job.generation:
+        if done.generation == job.generation:
             job.moved.add(rank)
-            job.times.add(rank, int(record["step"]), float(record.get("busy") or 0.0))
-        for entry in job.ledger.add(rank, table.world, record):
+            job.times.add(rank, done.step, done.busy)
+        for entry in job.ledger.add(rank, table.world, done):
             self._enter(entry)
 
     def close(self, job: Job) -> None:

@@ -7,11 +7,11 @@ live state was lost, a generation begins at an earlier step, from a checkpoint: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftlab.messages import RESERVED_VALUES
+from ftlab.messages import RESERVED_VALUES, StepDone
 
 
 @dataclass
@@ -58,9 +58,9 @@ class Ledger:
         self.generation = generation  # in which it was committed
         self._open: dict[tuple[int, int], Entry] = {}
 
-    def add(self, rank: int, world: int, record: Mapping[str, Any]) -> list[Entry]:
-        """Take in one rank's record; the steps that are committed by it, oldest first."""
-        step, generation = int(record["step"]), int(record["generation"])
+    def add(self, rank: int, world: int, done: StepDone) -> list[Entry]:
+        """Take in one rank's step; the steps that are committed by it, oldest first."""
+        step, generation = done.step, done.generation
         if step <= self.step and generation > self.generation:
             self.step, self.generation, self._open = step - 1, generation, {}  # back to a checkpoint
         if step <= self.step:
@@ -68,14 +68,14 @@ class Ledger:
         entry = self._open.setdefault((step, generation), Entry(step, generation, world))
         if rank in entry.commits:
             return []
-        entry.commits[rank] = float(record["at"])
-        for name, value in dict(record.get("values") or {}).items():
-            entry.values.setdefault(name, []).append(float(value))
-        entry.skipped = str(record.get("skipped") or "")
-        if record.get("samples") is not None:
-            entry.samples = list(record["samples"])
-        if record.get("digest"):
-            entry.digests.add(int(record["digest"]))
+        entry.commits[rank] = done.at
+        for name, value in (done.values or {}).items():
+            entry.values.setdefault(name, []).append(value)
+        entry.skipped = done.skipped
+        if done.samples is not None:
+            entry.samples = done.samples
+        if done.digest:
+            entry.digests.add(done.digest)
         return list(self._close(entry)) if entry.complete else []
 
     def flush(self, step: int) -> list[Entry]:

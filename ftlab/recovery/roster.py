@@ -6,6 +6,7 @@ then on it is fenced: its link is closed, and when it comes back it must start o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -124,7 +125,6 @@ class Roster:
 
     def beat(self, node: NodeView) -> None:
         """What a node said was a heartbeat."""
-        node.beats += 1
         if node.rhythm is not None:
             node.rhythm.heard(node.heard)
 
@@ -163,6 +163,12 @@ class Roster:
         for (node, silence), verdict in zip(silent, verdicts, strict=True):
             doubtful = verdict == Verdict.DEAD and silence < patience
             self._pass_verdict(node, Verdict.SUSPECT if doubtful else verdict, silence)
+
+    def next_verdict(self) -> float:
+        """When the first node will be suspected, or given up, unless it is heard; at any time where rhythm counts."""
+        limits = {Verdict.ALIVE: self.config.suspect_s, Verdict.SUSPECT: self.config.dead_s}
+        return min((0.0 if node.rhythm else node.heard + limits[node.verdict]
+                    for node in self.nodes.values() if node.alive), default=math.inf)
 
     def _verdict(self, node: NodeView, silence: float) -> Verdict:
         return node.rhythm.judge_silence(silence) if node.rhythm else self.detector.judge(silence)

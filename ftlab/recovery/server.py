@@ -81,11 +81,12 @@ class ControlServer:
         self.controller.submit(job)
 
     def _tick(self) -> None:
-        asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        again_in = TICK_S
         try:
-            self.controller.tick()
+            again_in = self.controller.tick()
         except Exception:
             log.exception("tick failed")
+        asyncio.get_running_loop().call_later(again_in, self._tick)
 
     def _publish(self, event: Event) -> None:
         self._push(f'{{"event":{event.to_json()}}}')

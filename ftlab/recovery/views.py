@@ -76,7 +76,7 @@ class NodeView:
     link: Callable[[messages.Message], None] | None = None
     drop_link: Callable[[str], None] | None = None
     heard: float = 0.0
-    beats: int = 0  # heartbeats so far
+    acked: float = 0.0  # when it was last told that it is heard
     rhythm: PhiDetector | OwnDetector | None = None  # of its heartbeats, where the cluster goes by that
     started: float = 0.0  # when it was asked for
     verdict: Verdict = Verdict.ALIVE

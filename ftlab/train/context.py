@@ -29,7 +29,7 @@ from ftlab.elastic.seeding import seed_step
 from ftlab.errors import ConfigError, FtlabError, StateLost
 from ftlab.health.memory import is_out_of_memory
 from ftlab.health.numbers import check_loss
-from ftlab.messages import RESERVED_VALUES, Place
+from ftlab.messages import RESERVED_VALUES
 from ftlab.policy import Action
 from ftlab.train.ddp import ElasticDDP
 from ftlab.train.gradients import StepGradients
@@ -52,7 +52,7 @@ class TrainContext:
         self._step = _Step(self)
         self._running = False
         self._stepped = False  # the loop body has used ctx.step()
-        self._shards = config.shards
+        self._seed, self._shards = config.seed, config.shards
         self._seat: Seating | None = None  # of this generation
         self._values: dict[str, Any] = {}
         self._samples: torch.Tensor | None = None
@@ -141,7 +141,7 @@ class TrainContext:
         scaled = any(isinstance(part, torch.amp.GradScaler) for part in state.parts.values())
         self._gradients.judging = self.config.health.numbers and not scaled  # a scaler expects Inf, and deals with it
         while True:
-            if not session.undisturbed:
+            if session.settled <= session.link.ended:  # asked in every step: is there something to join?
                 session.join()
                 self._seat = None
             step = state.step
@@ -168,9 +168,9 @@ class TrainContext:
 
     def report(self, **values: Any) -> None:
         """Numbers that belong to this step, such as loss=loss; recorded when the step is committed."""
-        taken = RESERVED_VALUES.intersection(values)
-        if taken:
-            raise ConfigError(f"ctx.report cannot record {', '.join(sorted(taken))}: a step has a field of that name")
+        if not RESERVED_VALUES.isdisjoint(values):
+            taken = ", ".join(sorted(RESERVED_VALUES.intersection(values)))
+            raise ConfigError(f"ctx.report cannot record {taken}: a step has a field of that name")
         self._values.update(values)
 
     def _need_seat(self) -> None:
@@ -184,14 +184,13 @@ class TrainContext:
         self._values, self._samples, self._piece = {}, None, None
         self._gradients.begin()
         self._state.mark()
-        here = self._seating()
-        seed_step(self.config.seed, step, here.rank * here.shards // here.world)
+        seed_step(self._seed, step, self._seating().shard)
 
     def _enter(self) -> None:
         if not self._running:
             raise ConfigError("ctx.step() outside of a loop over ctx.steps(n)")
         self._stepped = True
-        self._page.move(Place.COMPUTING)
+        self._page.enter()
 
     def _commit(self, skipped: str = "") -> None:
         state, session = self._state, self._session
@@ -200,18 +199,13 @@ class TrainContext:
         self._page.commit(state.step, at)
         first = session.first_step_done(at)
         busy = 0.0 if first else at - self._last_commit - self._gradients.waited
-        record: messages.StepDone = {"generation": session.generation, "step": state.step, "at": at, "busy": busy}
-        if self._values:
-            record["values"] = {name: float(value.detach() if isinstance(value, torch.Tensor) else value)
-                                for name, value in self._values.items()}
-        ids = self._samples if self.config.record_samples or skipped else None
-        if ids is not None:
-            record["samples"], record["digest"] = ids.tolist(), zlib.crc32(ids.numpy().tobytes())
-        if skipped:
-            record["skipped"] = skipped
-        session.link.note_step(record, urgent=first)
+        values = {name: value if type(value) is float else _number(value) for name, value in self._values.items()}
+        samples = digest = None
+        if self._samples is not None and (skipped or self.config.record_samples):
+            samples, digest = self._samples.tolist(), zlib.crc32(self._samples.numpy().tobytes())
+        session.link.note_step((session.settled, state.step, at, busy, values, samples, digest, skipped), urgent=first)
         self._last_commit = at
-        if self._mender.book.pieces > 1 and self._mender.book.good_step():
+        if self._seating().pieces > 1 and self._mender.book.good_step():
             self._seat = None
         if session.saver is not None:
             session.saver.after_step(session)
@@ -220,8 +214,7 @@ class TrainContext:
 
     def _begin_batch(self, step: int) -> None:
         """The data is there: random numbers are drawn anew, and gradients of earlier batches set aside."""
-        here = self._seating()
-        seed_step(self.config.seed, step, here.rank * here.shards // here.world)
+        seed_step(self._seed, step, self._seating().shard)
         self._gradients.hold()
 
     # ---- a step that must not be committed -----------------------------------------------------------------
@@ -290,11 +283,15 @@ class TrainContext:
         def remember(step: int, piece: Piece, ids: torch.Tensor) -> None:
             self._piece, self._samples, self._batch = piece, ids, global_batch
             if self.config.exact:
-                seed_step(self.config.seed, step, piece.shard + (piece.part << 32))
+                seed_step(self._seed, step, piece.shard + (piece.part << 32))
         return remember
 
     def _weight(self, piece: Piece | None) -> float:
         return len(piece.ids) / self._batch if piece else 1.0 / self._session.world
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 class _Step:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any
 from ftlab import messages
 from ftlab.elastic.group import Group
 
-_FLUSH_S = 0.2  # how long a committed step may wait to be reported
+_FLUSH_S = 0.25  # how long a committed step may wait to be reported; its node's heartbeat goes with it
 _NOBODY = 1 << 62
 _RESEVER_S = 0.005  # a group that is being built may open a socket right after it was cut
 
@@ -30,10 +31,10 @@ class WorkerLink:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._group: Group | None = None
-        self._terminated = 0  # the newest generation that is over
+        self.ended = 0  # the newest generation that is over, by the controller's word
         self._join: messages.Join | None = None
         self._joined_at = 0.0
-        self._steps: list[messages.StepDone] = []  # committed, not yet reported
+        self._steps: list[messages.StepRow] = []  # committed, not yet reported
         self._watched = _NOBODY  # the step somebody waits for
         self.on_saved: Callable[[messages.Saved], None] = lambda message: None
         self.released = False
@@ -48,20 +49,20 @@ class WorkerLink:
             self._flush()
             self._write(message)
 
-    def note_step(self, step: messages.StepDone, urgent: bool) -> None:
+    def note_step(self, row: messages.StepRow, urgent: bool) -> None:
         """Report a committed step: now if it is urgent or somebody waits for it, else with the next few."""
-        self._steps.append(step)  # no system call, no wake-up: this runs once a step
-        if urgent or step["step"] >= self._watched:
-            if step["step"] >= self._watched:
+        self._steps.append(row)  # no system call, no wake-up: this runs once a step
+        if urgent or row[1] >= self._watched:
+            if row[1] >= self._watched:
                 self._watched = _NOBODY
             with self._sending:
                 self._flush()
 
     def _flush(self) -> None:
         if self._steps:
-            records: list[Any] = self._steps
+            rows: list[Any] = self._steps
             self._steps = []
-            self._write(messages.Steps(records=records))
+            self._write(messages.Steps(rows=rows))
 
     def _write(self, message: messages.Message) -> None:
         try:
@@ -71,7 +72,7 @@ class WorkerLink:
 
     def over(self, generation: int) -> bool:
         """Whether the controller has ended this generation."""
-        return generation <= self._terminated
+        return generation <= self.ended
 
     def watch(self, group: Group | None) -> None:
         """The group to cut when its generation ends; None while there is none."""
@@ -98,9 +99,11 @@ class WorkerLink:
                 self._changed.wait()
 
     def _listen(self) -> None:
+        waiting = select.poll()  # kept: Connection.poll makes a selector at each call
+        waiting.register(self._connection, select.POLLIN)
         while True:
             try:
-                if not self._connection.poll(_FLUSH_S):
+                if not waiting.poll(1000 * _FLUSH_S):
                     with self._sending:
                         self._flush()
                     continue
@@ -111,7 +114,7 @@ class WorkerLink:
                 if isinstance(message, messages.Watch):
                     self._watched = message.step
                 elif isinstance(message, messages.Terminate):
-                    self._terminated = max(self._terminated, message.generation)
+                    self.ended = max(self.ended, message.generation)
                 elif isinstance(message, messages.Join):
                     self._join, self._joined_at = message, time.monotonic()
                 elif isinstance(message, messages.Saved):

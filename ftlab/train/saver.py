@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ftlab import messages
-from ftlab.checkpoint.arena import Slot
+from ftlab.checkpoint.arena import Slot, make_room
 from ftlab.checkpoint.interval import DEFAULT_STEPS, AutoInterval
 from ftlab.checkpoint.saving import SaveOrder
 from ftlab.checkpoint.tree import pack
@@ -37,14 +37,19 @@ class Saver:
         self._last_step, self._last_time = 0, time.monotonic()
         self._put_off = 0  # the first step whose snapshot is overdue
         self._generation = 0  # in which the last snapshot was taken
+        self._roomy = False  # memory for snapshots was asked for
         link.on_saved = self._on_saved
 
     def after_step(self, session: Session) -> None:
         """A step was committed: take a snapshot if it is time. Only ranks that save have anything to do."""
         if session.sharded is not None:
             self._after_sharded_step(session)
-        elif session.rank == 0 and (self._put_off or self._due(session.state.step)):
-            self._take_or_put_off(session, session.state.step)
+        elif session.rank == 0:
+            if self._put_off or self._due(session.state.step):
+                self._take_or_put_off(session, session.state.step)
+            elif not self._roomy:
+                make_room(self._slots, pack(session.state.capture()))
+                self._roomy = True
 
     def finish(self, session: Session) -> None:
         """The train function returned: save its last step, and wait until all is written or the deadline is over."""

@@ -67,7 +67,7 @@ class Session:
         self.group: Group | None = None
         self.table: RankTable | None = None
         self.rank = -1
-        self.synchronised = False
+        self.settled = 0  # the generation whose state it has: it trains in it until it ends; 0: it must join one
         self.source = ""
         self._holds = False  # the state of a committed step, or the agreed initial one
         self._spans: list[list[object]] = []
@@ -89,11 +89,6 @@ class Session:
     def generation(self) -> int:
         """The generation this worker last had a seat in; 0 before the first."""
         return self.table.generation if self.table else 0
-
-    @property
-    def undisturbed(self) -> bool:
-        """Whether the next step can begin at once: the one question that is asked in every step."""
-        return self.synchronised and self.table is not None and not self.link.over(self.table.generation)
 
     @property
     def world(self) -> int:
@@ -118,7 +113,7 @@ class Session:
         """Block until this worker has a seat, a group, and the newest state."""
         while True:
             self.join_group()
-            if self.synchronised:
+            if self.settled:
                 return
             try:
                 self._synchronise()
@@ -131,7 +126,7 @@ class Session:
         """Whether an exception means that the world broke; if so, let go of the group and report it."""
         if isinstance(error, FtlabError):
             return False
-        connecting = self.group is not None and not self.synchronised
+        connecting = self.group is not None and not self.settled
         broken = self.group is not None and (self.link.over(self.generation) or self.group.broken())
         if not (broken or connecting or isinstance(error, GroupSevered | StateDamaged)):
             return False
@@ -183,7 +178,7 @@ class Session:
                                         reason=reason, rewind=rewind))
         if self._spans:
             self._send_spans(complete=False)
-        group, self.group, self.synchronised = self.group, None, False
+        group, self.group, self.settled = self.group, None, 0
         self.link.watch(None)
         if self.wrapped is not None:
             self.wrapped.unwrap()
@@ -253,7 +248,7 @@ class Session:
         if self._split:
             self.mender.book.split()
         self._back_to, self._split, self._condemn = -1, False, ""
-        self._holds = self.synchronised = True
+        self._holds, self.settled = True, self.generation
 
     def _synchronise_sharded(self, job: ShardedJob) -> None:
         try:

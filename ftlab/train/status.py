@@ -13,7 +13,8 @@ from typing import Any
 
 from ftlab.messages import Place
 
-_SLOTS = (8, 16)  # written in turn; the first cell of the page counts the writes and so says which one holds
+_COUNT, _ENTERED = 0, 1  # cells: how often a slot was written, which says which one holds; when a step was entered
+_SLOTS = (8, 16)  # written in turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,11 @@ class StatusPage:
         self._write(now)
         return now
 
+    def enter(self) -> None:
+        """Say that a step is entered: after each commit, so this writes one cell only."""
+        self.place = Place.COMPUTING
+        self._cells[_ENTERED] = time.monotonic()
+
     def commit(self, step: int, at: float) -> None:
         """Say that a step was committed."""
         self.step, self._committed_at = step, at
@@ -61,20 +67,22 @@ class StatusPage:
     def _write(self, since: float) -> None:
         """Fill the slot that nobody reads, then point to it: one cell changes at once, a slot does not."""
         cells = self._cells
-        count = cells[0] + 1.0
+        count = cells[_COUNT] + 1.0
         slot = _SLOTS[int(count) & 1]
         cells[slot], cells[slot + 1], cells[slot + 2] = self.generation, self.rank, self.step
         cells[slot + 3], cells[slot + 4], cells[slot + 5] = self.place, since, self._committed_at
-        cells[0] = count
+        cells[_COUNT] = count
 
     def read(self) -> Progress:
         """What the page says now."""
         cells = self._cells
         while True:
-            count = cells[0]
+            count, entered = cells[_COUNT], cells[_ENTERED]
             slot = _SLOTS[int(count) & 1]
             generation, rank, step, place, since, committed_at = cells[slot:slot + 6]
-            if cells[0] == count:  # else it was written meanwhile, perhaps over what was read
+            if cells[_COUNT] == count:  # else it was written meanwhile, perhaps over what was read
                 break
+        if place == Place.OUTSIDE and entered > since:
+            place, since = Place.COMPUTING, entered
         return Progress(generation=int(generation), rank=int(rank), step=int(step), place=Place(int(place)),
                         since=since, committed_at=committed_at)

@@ -104,7 +104,9 @@ def _hello(**changes) -> bytes:
     ([_hello(node="node-0")], "already linked by another process"),
     ([b"x" * (5 << 20)], None),  # larger than a message may be: closed with 1009
     ([_hello(), messages.dumps(messages.Welcome(fresh=True, heartbeat_s=1, lease_s=1))], "does not send Welcome"),
-    ([_hello(node="node-78"), b'{"kind":"Heartbeat","workers":[{}],"steps":[{"a":1}]}'], "local_rank"),
+    ([_hello(node="node-78"), b'{"kind":"Heartbeat","workers":[{}]}'], "local_rank"),
+    ([_hello(node="node-80"), b'{"kind":"Heartbeat","steps":[[0,1]]}'], "not enough values"),
+    ([_hello(node="node-81"), b'{"kind":"Heartbeat","steps":[{"a":1}]}'], "invalid literal"),
 ])
 def test_what_does_not_belong_on_a_link_is_refused_and_nobody_else_notices(cluster, lines, reason):
     job = cluster.submit(trains.plain, steps=60)
@@ -121,9 +123,8 @@ def test_an_old_generations_step_is_refused(cluster):
     """A node with the right token claims steps for a seat it does not have."""
     job = cluster.submit(trains.plain, steps=80)
     job.wait_for_step(5)
-    forged = {"kind": "StepDone", "generation": cluster.status()["generation"] - 1, "step": 10_000, "at": 0.0,
-              "values": {}, "samples": None, "digest": 0, "local_rank": 0}
-    beat = messages.dumps(messages.Heartbeat(steps=[forged]))
+    forged = messages.StepDone(cluster.status()["generation"] - 1, 10_000, 0.0)
+    beat = messages.dumps(messages.Heartbeat(steps=[[0, *forged]]))
     _talk(cluster, _hello(node="node-79"), beat, b"bye")
     report = job.result(timeout=60)
     refused = [event.data["reason"] for event in report.events if event.kind == "message.refused"]

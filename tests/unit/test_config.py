@@ -32,8 +32,8 @@ BAD_CLUSTERS = [
     ({"port": 65536}, "port must be between 0 and 65535"),
     ({"port": -1}, "port must be between 0 and 65535"),
     ({"heartbeat_s": 0.0}, "heartbeat_s must be positive"),
-    ({"heartbeat_s": 0.2}, "one late heartbeat is no evidence"),
-    ({"suspect_s": 0.6}, "suspect_s < dead_s"),
+    ({"heartbeat_s": 0.4}, "one late heartbeat is no evidence"),
+    ({"suspect_s": 0.7}, "suspect_s < dead_s"),
     ({"dead_s": 0.3}, "suspect_s < dead_s"),
     ({"lease_s": 0.5}, "lease_s must exceed dead_s"),
 ]

@@ -19,7 +19,7 @@ from ftlab.messages import Message, Place, decode, dumps, encode, loads
 TABLE = seat_nodes(2, [("node-0", "127.0.1.1")], 1).to_dict()
 EXAMPLES: list[Message] = [
     messages.Hello(node="node-1", address="127.0.1.2", pid=7, instance="i", job="j", workers=[{"pid": 8}]),
-    messages.Heartbeat(workers=[{"place": int(Place.PARKED)}], steps=[{"step": 1}], output=[[0, 1, "line"]]),
+    messages.Heartbeat(workers=[{"place": int(Place.PARKED)}], steps=[[0, 1, 1, 2.5]], output=[[0, 1, "line"]]),
     messages.FromWorker(job="j", run="r", local_rank=0, pid=9, body=encode(messages.Parked(seconds=0.5))),
     messages.Noted(job="j", event="checkpoint.committed", step=20, data={"bytes": 7}),
     messages.Welcome(fresh=True, heartbeat_s=0.1, lease_s=5.0),
@@ -32,7 +32,7 @@ EXAMPLES: list[Message] = [
     messages.Parked(seconds=0.25),
     messages.Stopped(generation=1, step=2, at=3.5, reason="told to"),
     messages.Spans(generation=2, spans=[["connect", 1.0, 2.0]], complete=False, source="live"),
-    messages.Steps(records=[{"generation": 1, "step": 3, "at": 2.5}]),
+    messages.Steps(rows=[[1, 3, 2.5, 0.5, {"loss": 1.0}, None, None, ""]]),
     messages.Finished(generation=1, step=2, digest="d", result="r", error="too big"),
     messages.Failed(cause="crash", detail="x", traceback="t", fatal={"error": "ConfigError"}, generation=1, step=2),
     messages.Snapshot(slot=1, order={"step": 20}, blocking_s=0.01),

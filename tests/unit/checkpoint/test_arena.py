@@ -164,3 +164,48 @@ def test_a_closed_slot_leaves_no_descriptor_and_no_name_behind():
     slot.close()
     assert held(spy) == 1, "only the spy's"
     os.close(spy)
+
+
+def room(slot: Slot) -> int:
+    """Bytes that the kernel has given for it."""
+    return os.fstat(slot.fd).st_blocks * 512
+
+
+def ended(name: str) -> None:
+    """Wait for a thread's end."""
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(30)
+
+
+def test_memory_that_was_asked_for_ahead_is_there_when_the_snapshot_is_taken(slot):
+    packed = tree.pack({"big": torch.arange(BIG, dtype=torch.float32)})
+    other = Slot()
+    arena.make_room([slot, other], packed)
+    ended("ftlab-room")
+    before = room(slot)
+    assert before > 4 * BIG and room(other) > 4 * BIG
+    filled = slot.fill(packed)
+    assert room(slot) == before, "nothing more was needed"
+    assert torch.equal(read_back(slot, filled)["big"], packed.tensors[0])
+    other.close()
+
+
+def test_a_small_state_is_not_worth_a_thread_and_a_closed_slot_gets_no_memory(slot):
+    before = room(slot)
+    arena.make_room([slot], tree.pack({"small": torch.zeros(100)}))
+    assert room(slot) == before and "ftlab-room" not in {thread.name for thread in threading.enumerate()}
+    slot.close()
+    slot.prepare(8 << 20)
+    assert slot.fd == -1
+
+
+def test_who_fills_a_slot_whose_memory_is_just_coming_waits_for_it(slot):
+    packed = tree.pack({"big": torch.arange(BIG, dtype=torch.float32)})
+    with slot._lock:  # as the thread that gets the memory holds it
+        filling = threading.Thread(target=slot.fill, args=(packed,))
+        filling.start()
+        filling.join(0.05)
+        assert filling.is_alive() and room(slot) < 4 * BIG
+    filling.join(30)
+    assert room(slot) > 4 * BIG

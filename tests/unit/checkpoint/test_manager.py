@@ -156,6 +156,19 @@ def test_steps_are_saved_when_it_is_time_and_the_count_goes_on_after_a_load(star
     assert [step for step in range(11, 22) if again.manager.step({"notes": again.notes}, step)] == [15, 20]
 
 
+def test_the_first_snapshot_of_a_loop_finds_its_memory_ready(tmp_path):
+    state = {"model": nn.Linear(1024, 1024)}
+    with CheckpointManager(str(tmp_path), every=3) as manager:
+        assert not manager.step(state, 1)
+        for thread in threading.enumerate():
+            if thread.name == "ftlab-room":
+                thread.join(LIMIT_S)
+        given = [os.fstat(slot.fd).st_blocks * 512 for slot in manager._writer._slots]
+        assert min(given) > 4 << 20
+        assert not manager.step(state, 2) and manager.step(state, 3)
+        assert [os.fstat(slot.fd).st_blocks * 512 for slot in manager._writer._slots] == given
+
+
 def test_time_between_saves_is_counted_from_the_last_one(start, monkeypatch):
     run = start(every="30s", keep_last_n=9)
     clock = [run.manager._last_time]

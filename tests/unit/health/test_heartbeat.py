@@ -27,6 +27,13 @@ def test_lateness_counts_from_one_missed_look(gap, late):
     assert Watch(every_s=0.02, looked=10.0).look(10.0 + gap) == pytest.approx(late)
 
 
+def test_what_counts_as_late_need_not_grow_with_the_time_between_looks():
+    watch = Watch(every_s=0.2, looked=10.0, slack_s=0.05)
+    assert watch.look(10.24) == 0.0
+    watch.every_s = 0.02
+    assert watch.look(10.36) == pytest.approx(0.1)
+
+
 def test_a_late_look_is_told_once():
     watch = Watch(every_s=0.02, looked=10.0)
     assert watch.look(13.0) == pytest.approx(2.98)

@@ -109,7 +109,7 @@ class Node:
     def address(self) -> str:
         return f"127.0.1.{1 + int(self.name.rsplit('-', 1)[-1])}"
 
-    def beat(self, steps: list[dict[str, Any]] | None = None) -> None:
+    def beat(self, steps: list[list[Any]] | None = None) -> None:
         self._say(messages.Heartbeat(workers=self._progress(), steps=steps or []))
 
     def parks(self) -> None:
@@ -136,11 +136,12 @@ class Node:
         """All its workers commit a step, and it tells so with its next heartbeat."""
         self.beat([self.record(step, local, **more) for local in self.pids])
 
-    def record(self, step: int, local: int = 0, **more: Any) -> dict[str, Any]:
+    def record(self, step: int, local: int = 0, **more: Any) -> list[Any]:
         """The record of one step of a worker."""
         self._move(local, step=step, place=Place.OUTSIDE)
-        return {"local_rank": local, "generation": self.places[local]["generation"], "step": step,
-                "at": self.world.clock.now, "values": {"loss": 1.0}, "samples": None, "digest": 7, **more}
+        done = messages.StepDone(self.places[local]["generation"], step, self.world.clock.now, values={"loss": 1.0},
+                                 digest=7)
+        return [local, *done._replace(**more)]
 
     def is_at(self, place: Place, local: int = 0) -> None:
         self._move(local, place=place)

@@ -12,7 +12,8 @@ from ftlab.policy import Abort, Continue, Grow, Replace, Restart, Shrink, Wait, 
 from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RESTORING, RUNNING, STARTING
 from tests.unit.recovery.harness import STORE, Node
 
-SILENCE = 0.8  # longer than dead_s, and time for the decision after it
+DOUBTFUL = 0.65  # between suspect_s and dead_s
+SILENCE = 0.95  # longer than dead_s, and time for the decision after it
 
 
 # ---- the start -----------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def test_a_silent_node_is_suspected_then_dead_and_the_spare_takes_its_very_seat(
     world = make_world(nodes=3, spares=1)
     job = world.start(steps=3)
     world.silent = {"node-1"}
-    world.pass_time(0.4)
+    world.pass_time(DOUBTFUL)
     assert world.verdict("node-1") == "SUSPECT" and job.status == RUNNING
     assert [event.source for event in world.events("node.suspected")] == ["node-1"]
     world.pass_time(0.4)
@@ -124,7 +125,7 @@ def test_half_of_the_nodes_are_given_up_as_soon_as_one(make_world):
     world = make_world(nodes=3, spares=1)
     world.start(steps=3)
     world.silent = {"node-1", "node-2"}
-    world.pass_time(0.7)
+    world.pass_time(0.85)
     assert {event.source for event in world.events("node.died")} == world.silent
 
 
@@ -132,7 +133,7 @@ def test_a_restored_world_runs_again_and_the_record_tells_how_it_got_there(make_
     world = make_world(nodes=2, spares=1)
     job = world.start(steps=3)
     world.silent = {"node-1"}
-    world.pass_time(0.56)
+    world.pass_time(0.71)
     world.nodes["node-0"].stops()
     world.pass_time(0.1)
     world.seat()
@@ -146,7 +147,7 @@ def test_a_restored_world_runs_again_and_the_record_tells_how_it_got_there(make_
     assert list(finished.data["phases"]) == ["detect", "terminate", "replace", "ranktable", "continue", "connect"]
     (started,) = world.events("recovery.started")
     (died,) = world.events("node.died")
-    assert started.at - died.data["evidence"] == pytest.approx(0.55, abs=0.05), "found when the silence was long enough"
+    assert started.at - died.data["evidence"] == pytest.approx(0.7, abs=0.05), "found when the silence was long enough"
     assert [event.step for event in world.events("step.committed")] == [1, 2, 3, 4]
 
 
@@ -190,10 +191,11 @@ def test_a_suspect_that_speaks_again_is_alive(make_world):
     world = make_world()
     job = world.start()
     world.silent = {"node-1"}
-    world.pass_time(0.4)
+    world.pass_time(DOUBTFUL)
     assert world.verdict("node-1") == "SUSPECT"
     world.silent = set()
-    world.pass_time(0.6)
+    world.beat()
+    world.pass_time(0.8)
     assert (world.verdict("node-1"), job.generation) == ("ALIVE", 1)
 
 
@@ -602,7 +604,7 @@ def test_ranks_that_lost_each_other_without_a_death_build_their_group_again(make
     job = world.start(steps=3)
     for node in world.members():
         node.stops()
-    world.pass_time(0.7)
+    world.pass_time(0.85)
     assert job.generation == 1, "who died is usually known by then"
     world.pass_time(0.3)
     assert world.tables()[-1] == ["node-0", "node-1"] and job.generation == 2
@@ -912,15 +914,34 @@ def test_words_of_an_ended_job_change_nothing(make_world):
     assert len(world.log.events) == before
 
 
-def test_every_third_heartbeat_is_answered_with_the_newest_committed_step(make_world):
-    world = make_world()
+@pytest.mark.parametrize(("lease_s", "answers"), [(5.0, 3), (1.6, 8)])
+def test_heartbeats_are_answered_with_the_newest_step_often_enough_for_the_lease(make_world, lease_s, answers):
+    world = make_world(lease_s=lease_s)
     world.start(steps=3)
     node = world.nodes["node-0"]
-    before = sum(isinstance(message, messages.Ack) for message in node.sent)
-    for _ in range(6):
+    node.sent.clear()
+    for _ in range(40):
+        world.clock.now += 0.1
         node.beat()
     acks = [message for message in node.sent if isinstance(message, messages.Ack)]
-    assert len(acks) == before + 2 and acks[-1] == messages.Ack(generation=1, step=3)
+    assert abs(len(acks) - answers) <= 2 and acks[-1] == messages.Ack(generation=1, step=3)
+    assert len(acks) * lease_s / 4 >= 3.0, "a lease of four such intervals never runs out"
+
+
+def test_a_calm_cluster_is_looked_at_rarely_and_a_suspicious_one_just_in_time(make_world):
+    world = make_world()
+    world.start(steps=3)
+    world.pass_time(0.5)
+    world.beat()
+    assert world.controller.tick() == pytest.approx(0.2)
+    world.clock.now += 0.25
+    world.controller.tick()
+    world.clock.now += 0.25
+    assert world.controller.tick() == pytest.approx(0.1), "then somebody may have to be suspected"
+    world.clock.now += 0.1
+    assert world.controller.tick() == pytest.approx(0.1) and world.verdict("node-1") == "SUSPECT"
+    world.controller.node_exited("node-1", "gone")
+    assert world.controller.tick() == pytest.approx(0.05), "it recovers"
 
 
 def test_the_status_names_ranks_and_roles(make_world):

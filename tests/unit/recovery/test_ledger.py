@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ftlab.messages import StepDone
 from ftlab.recovery.ledger import Entry, Ledger
 
 
-def record(step: int, generation: int = 1, at: float = 0.0, **more: Any) -> dict[str, Any]:
-    return {"step": step, "generation": generation, "at": at or float(step), **more}
+def record(step: int, generation: int = 1, at: float = 0.0, **more: Any) -> StepDone:
+    return StepDone(generation, step, at or float(step), **more)
 
 
 def numbers(entries: list[Entry]) -> list[tuple[int, int]]:
