@@ -156,6 +156,14 @@ class Watch(Message):
     step: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Examine(Message):
+    """A worker of this node holds the others up: look at it closely for so long; what is seen goes with heartbeats."""
+
+    local_rank: int
+    seconds: float
+
+
 # ---- worker → agent (→ controller) -------------------------------------------------------------------------
 
 

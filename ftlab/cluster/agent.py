@@ -27,13 +27,14 @@ from ftlab.checkpoint.saving import SaveOrder
 from ftlab.cluster.crew import Crew, Worker
 from ftlab.cluster.identity import NodeIdentity
 from ftlab.cluster.keeper import Keeper
+from ftlab.cluster.lookout import GLANCE_S
 from ftlab.config import MAX_CODE_BYTES, MAX_MESSAGE_BYTES
 from ftlab.health.stacks import StackFile
 from ftlab.train.status import StatusPage
 
 log = logging.getLogger(__name__)
 _RETRY_S = 0.05
-_SILENT_S = 1.5  # a link on which nothing came for so long, nor for three acknowledgements, is made anew
+_SILENT_S = 3.0  # a link on which three acknowledgements did not come is made anew
 _MAX_STEPS = 500  # step records in one heartbeat
 _SOON = 0.6  # of the time between two heartbeats: steps that come after it take the next heartbeat with them
 _MAX_OUTPUT_LINES = 1000  # kept while the controller is away
@@ -139,6 +140,8 @@ class NodeAgent:
                 self._crew.tell(message.job, message.body)
             case messages.Buddy():
                 self._keeper.buddy = message
+            case messages.Examine():
+                self._examine(message.local_rank, time.monotonic() + message.seconds)
             case messages.Watch():
                 self._watch = message.step
                 self._crew.tell(self._job, messages.encode(message))
@@ -157,8 +160,14 @@ class NodeAgent:
         elif self._is_orphan(now):
             log.warning("the controller is gone: this node ends itself")
             self._over.set()
-        elif self._link is not None and now - self._heard > max(_SILENT_S, 12 * self._heartbeat_s):
+        elif self._link is not None and now - self._heard > _SILENT_S:
             self._link.close()  # silent: knock again
+
+    def _examine(self, local_rank: int, until: float) -> None:
+        """Glance at a worker again and again, at moments that have nothing to do with what it does."""
+        self._crew.glance(local_rank)
+        if time.monotonic() < until:
+            asyncio.get_running_loop().call_later(GLANCE_S, self._examine, local_rank, until)
 
     def _note_refusal(self, error: Exception) -> None:
         """The launcher holds the controller's port as long as it lives: a port that refuses has no launcher."""

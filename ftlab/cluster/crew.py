@@ -104,6 +104,12 @@ class Crew:
                 job=self.workers[local_rank].job, event="memory.warned", step=seen[local_rank][1].step,
                 data={"local_rank": local_rank, "detail": warning}))
 
+    def glance(self, local_rank: int) -> None:
+        """One look at a worker that is examined."""
+        worker = self.workers.get(local_rank)
+        if worker is not None and worker.pid:
+            self.lookout.glance(local_rank, worker.pid)
+
     def start(self, local_rank: int, order: messages.RunJob, code: bytes, slots: list[Slot], busy: list[int]) -> None:
         """Start a worker in a place that is free; `slots` are for its snapshots, some of them still `busy`."""
         mine, theirs = Pipe()

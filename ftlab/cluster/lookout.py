@@ -1,7 +1,8 @@
 """A node's lookout: once a second it looks at the node's workers from outside. What slows one down, does its memory run
 out, and did the kernel kill one for it?
 
-It reads what the kernel counts and never touches the workers, so it costs them nothing.
+It reads what the kernel counts and never touches the workers, so it costs them nothing. Whether a worker is stopped now
+and then the kernel does not count: one that holds the others up is examined, with many glances for a while.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ftlab.messages import Place
 from ftlab.train.status import Progress
 
 LOOK_S = 1.0
-_ENOUGH = 4  # looks before one that is stopped now and then is called so
+GLANCE_S = 0.04  # between two glances at a worker that is examined
+_ENOUGH = 8  # glances before one that is stopped now and then is called so
 _OFTEN = 0.3  # a worker that is found stopped more often than this is slowed down by it
 
 
@@ -29,8 +31,13 @@ class _Seen:
     at: float
     looks: int = 0  # since then, one with each heartbeat
     outside: int = 0  # those that found it between two steps
+    glances: int = 0  # since then
     stopped: int = 0  # those that found it stopped
     slow: str = ""  # what slows it down
+
+    @property
+    def often_stopped(self) -> bool:
+        return self.glances >= _ENOUGH and self.stopped / self.glances > _OFTEN
 
 
 @dataclass
@@ -52,7 +59,6 @@ class Lookout:
             if seen is not None and seen.pid == pid:
                 seen.looks += 1
                 seen.outside += progress.place == Place.OUTSIDE
-                seen.stopped += is_stopped(pid)
         if now < self._next:
             return
         self._next = now + LOOK_S
@@ -62,12 +68,19 @@ class Lookout:
             if warning:
                 yield local_rank, warning
 
+    def glance(self, local_rank: int, pid: int) -> None:
+        """One of many glances at a worker that is examined: is it stopped just now?"""
+        seen = self._seen.get(local_rank)
+        if seen is not None and seen.pid == pid:
+            seen.glances += 1
+            seen.stopped += is_stopped(pid)
+
     def slow(self, local_rank: int) -> str:
         """What slows a worker down; empty if nothing shows."""
         seen = self._seen.get(local_rank)
         if seen is None:
             return ""
-        return "stopped" if seen.looks >= _ENOUGH and seen.stopped / seen.looks > _OFTEN else seen.slow
+        return "stopped" if seen.often_stopped else seen.slow
 
     def explain(self, status: int) -> End:
         """Why a worker ended: killed by the kernel for memory, killed by somebody, or by itself."""
@@ -99,9 +112,8 @@ class Lookout:
             return ""
         usage, looks = Usage.read(pid), max(1, seen.looks)
         outside = (now - seen.at) * seen.outside / looks
-        often = seen.stopped / looks > _OFTEN
-        seen.slow = name_cause(seen.usage, replace(usage, stopped=often), outside, now - seen.at)
-        seen.usage, seen.at, seen.looks, seen.outside, seen.stopped = usage, now, 0, 0, 0
+        seen.slow = name_cause(seen.usage, replace(usage, stopped=seen.often_stopped), outside, now - seen.at)
+        seen.usage, seen.at, seen.looks, seen.outside, seen.glances, seen.stopped = usage, now, 0, 0, 0, 0
         warning = seen.watch.look(now)
         return warning.text if warning else ""
 

@@ -86,7 +86,8 @@ def cluster_config(settings: ServeConfig) -> ClusterConfig:
     """How a controller behaves that cannot start nodes itself."""
     return ClusterConfig(nodes=settings.nodes, spares=0, procs_per_node=settings.procs_per_node, backend="docker",
                          share=(settings.share,) if settings.share else (), replace=False, replenish=False,
-                         suspect_s=settings.dead_s / 2, dead_s=settings.dead_s, lease_s=_LEASE_S)
+                         heartbeat_s=min(ClusterConfig.heartbeat_s, settings.dead_s / 4), suspect_s=settings.dead_s / 2,
+                         dead_s=settings.dead_s, lease_s=_LEASE_S)
 
 
 def own_address() -> str:

@@ -1,10 +1,11 @@
-"""The rank that holds the others up, told once its node has had time to see why."""
+"""The rank that holds the others up, told once its node was asked to look closely and has had time to see why."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from ftlab import messages
 from ftlab.events import EventLog
 from ftlab.health.straggler import Straggler
 from ftlab.policy import Failure
@@ -12,7 +13,7 @@ from ftlab.recovery.job import RUNNING, Job
 from ftlab.recovery.roster import Roster
 
 _LOOK_S = 0.25
-_CAUSE_S = 1.5  # a node looks at its workers once a second: after this it has seen why one of them is slow
+_CAUSE_S = 1.5  # a node looks at its workers once a second: after this it has seen why the one it examines is slow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +65,15 @@ def find_slow_rank(job: Job, roster: Roster, now: float) -> SlowRank | None:
     if found is None or job.table is None:
         job.slow_since = None
         return None
-    job.slow_since = job.slow_since or now
+    seat = job.table.seats[found.rank]
+    node = roster.get(seat.node)
+    if job.slow_since is None:
+        job.slow_since = now
+        if node is not None:
+            node.send(messages.Examine(local_rank=seat.local_rank, seconds=_CAUSE_S))
     if now - job.slow_since < _CAUSE_S:
         return None
     job.times.clear()
     job.slow_since = None
-    seat = job.table.seats[found.rank]
-    node = roster.get(seat.node)
     worker = node.workers.get(seat.local_rank) if node else None
     return SlowRank(found=found, node=seat.node, cause=worker.slow if worker else "")

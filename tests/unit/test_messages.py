@@ -32,6 +32,7 @@ EXAMPLES: list[Message] = [
     messages.Parked(seconds=0.25),
     messages.Stopped(generation=1, step=2, at=3.5, reason="told to"),
     messages.Spans(generation=2, spans=[["connect", 1.0, 2.0]], complete=False, source="live"),
+    messages.Examine(local_rank=1, seconds=1.5),
     messages.Steps(rows=[[1, 3, 2.5, 0.5, {"loss": 1.0}, None, None, ""]]),
     messages.Finished(generation=1, step=2, digest="d", result="r", error="too big"),
     messages.Failed(cause="crash", detail="x", traceback="t", fatal={"error": "ConfigError"}, generation=1, step=2),

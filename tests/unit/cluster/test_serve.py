@@ -48,6 +48,12 @@ def test_such_a_controller_starts_no_nodes():
     assert config.share == ("/checkpoints",)
 
 
+@pytest.mark.parametrize("dead_s", [0.5, 2.0, 20.0])
+def test_whatever_silence_is_deadly_heartbeats_come_often_enough(dead_s):
+    config = serve.cluster_config(ServeConfig(token=TOKEN, dead_s=dead_s))
+    assert config.dead_s == dead_s and 4 * config.heartbeat_s <= dead_s
+
+
 def test_a_container_finds_its_own_journal_again_and_removes_those_of_others(tmp_path):
     boot = tmp_path / "boot"
     boot.write_text("12345678-9abc\n")

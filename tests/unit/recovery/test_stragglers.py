@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ftlab import messages
 from ftlab.config import HealthConfig, JobConfig
 from ftlab.events import EventLog
 from ftlab.membership import RankTable, Seat
@@ -22,7 +23,7 @@ def worker():
 
 @pytest.fixture
 def roster(worker):
-    node = SimpleNamespace(workers={0: worker})
+    node = SimpleNamespace(workers={0: worker}, sent=[], send=lambda message: node.sent.append(message))
     return SimpleNamespace(get=lambda name: node if name == "node-1" else None)
 
 
@@ -47,6 +48,7 @@ def test_a_slow_rank_is_told_of_with_the_cause_that_its_node_has_seen_meanwhile(
     assert find_slow_rank(job, roster, 100.0) is None
     worker.slow = "stopped"
     assert find_slow_rank(job, roster, 101.4) is None
+    assert roster.get("node-1").sent == [messages.Examine(local_rank=0, seconds=1.5)], "it was asked once"
     slow = find_slow_rank(job, roster, 101.6)
     assert (slow.found.rank, slow.node, slow.cause) == (1, "node-1", "stopped")
     assert slow.facts()["ratio"] == 4.0 and slow.failure().detail.endswith("the others 10 ms: stopped")

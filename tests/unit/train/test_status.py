@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 from ftlab.messages import Place
 from ftlab.train.status import StatusPage
@@ -57,6 +58,21 @@ def test_a_commit_moves_out_of_the_step():
     page.commit(7, at=99.0)
     progress = page.read()
     assert (progress.place, progress.since, progress.committed_at, progress.step) == (Place.OUTSIDE, 99.0, 99.0, 7)
+
+
+def test_a_step_that_is_entered_shows_until_it_is_committed():
+    page = StatusPage()
+    page.commit(7, at=time.monotonic())
+    assert page.read().place == Place.OUTSIDE
+    page.enter()
+    inside = page.read()
+    assert (inside.place, inside.step, page.place) == (Place.COMPUTING, 7, Place.COMPUTING)
+    assert inside.since > inside.committed_at
+    page.move(Place.COMMUNICATING)
+    assert page.read().place == Place.COMMUNICATING
+    page.commit(8, at=time.monotonic())
+    after = page.read()
+    assert (after.place, after.step, after.since) == (Place.OUTSIDE, 8, after.committed_at)
 
 
 def test_a_page_that_is_read_while_it_is_written_shows_one_moment():
