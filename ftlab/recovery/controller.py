@@ -31,13 +31,10 @@ from ftlab.recovery.roster import Provider, Roster
 from ftlab.recovery.staffing import Staffing
 from ftlab.recovery.stragglers import SlowRank, StragglerWatch
 from ftlab.recovery.views import NodeView
-from ftlab.recovery.watch import ProgressWatch
+from ftlab.recovery.watch import TICK_S, ProgressWatch
 
-TICK_S = 0.05  # between two looks at a cluster that starts, recovers or is suspicious
-_CALM_S = 0.2  # and at one that trains: a look costs more than there is to see
 GATHER_S = 0.004  # failures that arrive together are decided on together
 _ASK_AGAIN_S = 0.25  # a policy that said Wait
-_ACK_S = 1.0  # often enough for a lease (a quarter of a short one), and to let nodes forget what is written down
 _SPARE_RETRIES = 3  # of a worker that fails on a node without a seat
 
 
@@ -91,11 +88,7 @@ class Controller:
                 self.hearing.steps(current, node, message.steps)
             if message.output:
                 self.on_output(name, message.output)
-            self.roster.beat(node)
-            if node.heard - node.acked >= min(_ACK_S, self.config.lease_s / 4):
-                ledger, node.acked = job.ledger if job else None, node.heard
-                node.send(messages.Ack(generation=ledger.generation if ledger else 0,
-                                       step=ledger.step if ledger else 0))
+            self.roster.beat(node, *((job.ledger.generation, job.ledger.step) if job else (0, 0)))
         elif isinstance(message, messages.Noted):
             if current and message.job == current.id:
                 self.hearing.noted(current, node, message)
@@ -125,14 +118,8 @@ class Controller:
             if slow is not None and self.job.config.health.replace_stragglers:
                 self._replace_straggler(self.job, slow, now)
         self._reconcile()
-        self._punctuality.every_s = self._calm_for(now)
+        self._punctuality.every_s = self.watch.calm_for(self.job, self.roster, now)
         return self._punctuality.every_s
-
-    def _calm_for(self, now: float) -> float:
-        """The time in which nothing can be due that nobody would tell."""
-        if self.job and not self.job.over and self.job.status != RUNNING:
-            return TICK_S
-        return min(_CALM_S, max(TICK_S, self.roster.next_verdict() - now))
 
     def submit(self, job: Job) -> None:
         """Start a job on all nodes; raises JobError while another one runs."""

@@ -20,6 +20,7 @@ from ftlab.health.own import MakeOwn, OwnDetector
 from ftlab.membership import Verdict
 from ftlab.recovery.views import NodeView
 
+_ACK_S = 1.0  # often enough for a lease (a quarter of a short one), and to let nodes forget what is written down
 OnDeath = Callable[[NodeView, str, float, float], None]  # node, reason, time of the evidence, time of the verdict
 
 
@@ -123,10 +124,13 @@ class Roster:
             node.verdict = Verdict.ALIVE
         return node
 
-    def beat(self, node: NodeView) -> None:
-        """What a node said was a heartbeat."""
+    def beat(self, node: NodeView, generation: int, step: int) -> None:
+        """What a node said was a heartbeat; now and then it is told so, and up to which step the journal has come."""
         if node.rhythm is not None:
             node.rhythm.heard(node.heard)
+        if node.heard - node.acked >= min(_ACK_S, self.config.lease_s / 4):
+            node.acked = node.heard
+            node.send(messages.Ack(generation=generation, step=step))
 
     def unlinked(self, name: str, link: object) -> None:
         """A node's link closed: it may be gone, or only the link; silence will tell."""

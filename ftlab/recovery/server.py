@@ -24,8 +24,9 @@ from ftlab.errors import BadMessage, FtlabError
 from ftlab.events import Event
 from ftlab.metrics import Exporter
 from ftlab.policy import Policy, decide
-from ftlab.recovery.controller import TICK_S, Controller
+from ftlab.recovery.controller import Controller
 from ftlab.recovery.job import Job
+from ftlab.recovery.watch import TICK_S
 
 log = logging.getLogger(__name__)
 _EVENTS_PER_FRAME = 500

@@ -16,6 +16,8 @@ from ftlab.recovery.job import RECOVERING, RESTORING, RUNNING, Job
 from ftlab.recovery.roster import Roster
 from ftlab.recovery.views import NodeView
 
+TICK_S = 0.05  # between two looks at a cluster that starts, recovers or is suspicious
+_CALM_S = 0.2  # and at one that trains: a look costs more than there is to see
 _STOP_S = 0.4  # for a worker to notice that its group was cut
 _JOIN_S = 1.0  # for a worker to take its new seat
 _SETTLE_S = 0.25  # a broken group without a known cause is rebuilt after this and the dead-node limit
@@ -43,6 +45,12 @@ class ProgressWatch:
     def group_broke(self, now: float) -> None:
         """A worker lost its peers; who died is usually known within milliseconds."""
         self._broken_since = self._broken_since or now
+
+    def calm_for(self, job: Job | None, roster: Roster, now: float) -> float:
+        """The seconds in which nothing can be due that nobody would tell."""
+        if job is not None and not job.over and job.status != RUNNING:
+            return TICK_S
+        return min(_CALM_S, max(TICK_S, roster.next_verdict() - now))
 
     def look(self, job: Job, roster: Roster, now: float) -> Iterator[Finding]:
         """What is wrong with a job's progress."""

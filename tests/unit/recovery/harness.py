@@ -19,8 +19,9 @@ from ftlab.events import Event, EventLog
 from ftlab.messages import Message, Place
 from ftlab.recovery import controller as controller_module
 from ftlab.recovery import hearing, restore, roster
-from ftlab.recovery.controller import TICK_S, Controller
+from ftlab.recovery.controller import Controller
 from ftlab.recovery.job import RESTORING, RUNNING, Job
+from ftlab.recovery.watch import TICK_S
 
 STORE = ("127.0.0.1", 29500)
 
