@@ -1,4 +1,4 @@
-"""The ways to save one training state that `bench checkpoint` compares, all behind the same three calls.
+"""The ways to save one training state that `bench checkpoint` compares, all behind the same calls.
 
 Every peer gets the settings that suit it best on a machine without an accelerator: `dcp` gets flat dictionaries, and
 its asynchronous forms keep their staging memory from one save to the next.
@@ -77,9 +77,6 @@ class Method(Protocol):
 
     def save(self, path: Path) -> Callable[[], Any]:
         """What the training loop has to wait for; the answer waits for the rest."""
-
-    def load(self, path: Path) -> None:
-        """Read what was saved."""
 
     def close(self) -> None:
         """Let go of memory, threads and processes; may be called twice."""
@@ -181,10 +178,6 @@ class Ours:
         step = self._steps[path] = len(self._steps)
         self._manager.save(self.workload.parts(), step)
         return self._manager.wait
-
-    def load(self, path: Path) -> None:
-        """Verified, into the model and the optimizer."""
-        self._manager.load(self.workload.parts(), self._steps[path])
 
     def remove(self, path: Path) -> None:
         """Delete what was saved."""

@@ -82,7 +82,7 @@ class StatusPage:
             generation, rank, step, place, since, committed_at = cells[slot:slot + 6]
             if cells[_COUNT] == count:  # else it was written meanwhile, perhaps over what was read
                 break
-        if place == Place.OUTSIDE and entered > since:
+        if entered > since:  # whatever it was before: after a commit, in the first step of a generation, once more
             place, since = Place.COMPUTING, entered
         return Progress(generation=int(generation), rank=int(rank), step=int(step), place=Place(int(place)),
                         since=since, committed_at=committed_at)

@@ -6,6 +6,8 @@ import json
 import os
 import time
 
+import pytest
+
 from ftlab.messages import Place
 from ftlab.train.status import StatusPage
 
@@ -73,6 +75,14 @@ def test_a_step_that_is_entered_shows_until_it_is_committed():
     page.commit(8, at=time.monotonic())
     after = page.read()
     assert (after.place, after.step, after.since) == (Place.OUTSIDE, 8, after.committed_at)
+
+
+@pytest.mark.parametrize("before", [Place.RECOVERING, Place.COMMUNICATING, Place.COMPUTING])
+def test_the_first_step_of_a_generation_and_one_that_is_run_again_are_entered_too(before):
+    page = StatusPage()
+    came = page.move(before)
+    page.enter()
+    assert page.read().place == Place.COMPUTING and page.read().since > came
 
 
 def test_a_page_that_is_read_while_it_is_written_shows_one_moment():
