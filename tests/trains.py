@@ -178,8 +178,8 @@ def wrong_loss(ctx: Any, kind: str = "vector") -> None:
             ctx.backward({"vector": out.sum(1), "whole": out.argmax(1).sum()}[kind])
 
 
-def stuck(ctx: Any, marker: str, steps: int = 60) -> None:
-    """One rank gets stuck in its own code, once."""
+def stuck(ctx: Any, marker: str, steps: int = 60, recovered: bool = False) -> None:
+    """One rank gets stuck in its own code, once: in step 20, or in the first step after a recovery."""
     import threading
     from pathlib import Path
 
@@ -187,9 +187,12 @@ def stuck(ctx: Any, marker: str, steps: int = 60) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ctx.protect(model=model, optimizer=optimizer)
     x, y = _data()
+    first = 0
     for step in ctx.steps(steps):
+        first = first or ctx.generation
         with ctx.step():
-            if step == 20 and ctx.rank == 1 and not Path(marker).exists():
+            now = ctx.generation > first if recovered else step == 20
+            if now and ctx.rank == 1 and not Path(marker).exists():
                 Path(marker).touch()
                 threading.Event().wait()  # a lock that nobody releases
             ctx.backward(nn.functional.cross_entropy(model(x[:16]), y[:16]))

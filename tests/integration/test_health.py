@@ -219,6 +219,15 @@ def test_a_stuck_rank_is_caught_with_the_line_it_is_in(cluster, undisturbed, tmp
     assert report.digest == cluster.submit(trains.stuck, str(tmp_path / "marker")).result(timeout=90).digest
 
 
+def test_a_rank_that_gets_stuck_in_the_first_step_after_a_recovery_is_caught_as_soon(cluster, tmp_path):
+    marker = str(tmp_path / "marker")
+    report = run_with(cluster, trains.stuck, faults.crash("rank-2", at_step=20), marker=marker, recovered=True)
+    causes = [event.data["cause"] for event in report.events if event.kind == "recovery.started"]
+    assert causes == ["crash", "stall"], "not only when the recovery itself has taken too long"
+    assert report.facts["caught"][0].startswith("rank 1 is in `threading.Event().wait()")
+    assert report.digest == cluster.submit(trains.stuck, marker, recovered=True).result(timeout=90).digest
+
+
 def test_ranks_that_take_different_numbers_of_steps_end_in_an_error_and_not_in_silence(cluster):
     with pytest.raises(RecoveryExhausted, match="link") as ended:
         cluster.submit(trains.uneven, budgets={"link": 2}).result(timeout=90)
