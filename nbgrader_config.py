@@ -45,6 +45,7 @@ c.Autograde.autograde_preprocessors = [
 ]
 c.HTMLExporter.sanitize_html = True  # what students wrote is shown to others, and must not run there
 c.HTMLExporter.filters = {"markdown2html": "ftlab.grading.course.markup.markdown2html"}  # for nbgrader's templates
+c.HTMLExporter.preprocessors = ["ftlab.grading.course.mark_scheme.ShowMarkScheme"]  # in the formgrader only
 
 # Feedback tells how a cell went, not what was hidden in it.
 c.GenerateFeedback.preprocessors = [

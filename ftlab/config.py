@@ -6,18 +6,21 @@ Environment variables are read here and nowhere else.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from ftlab.errors import ConfigError
+from ftlab.validation import Checked
 
 CLUSTER_LABEL = "FTLAB_CLUSTER"  # every process of a cluster carries it in its environment
 FOLDER_LABEL = "FTLAB_FOLDER"  # and this: the cluster's folder
 BACKENDS = ("process", "docker")
+NETWORKS = ("auto", "host", "private")
 DISK = "/disk"  # where containers see the small disk that they share, if there is one
 QUIET: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
                             "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -26,27 +29,12 @@ MAX_CODE_BYTES = 256 << 20  # one pickled train function
 
 DEFAULT_BUDGETS: Mapping[str, int] = {"node": 8, "crash": 3, "stall": 3, "link": 8, "oom": 8, "numbers": 8,
                                       "straggler": 2}
-
-
-class _Checked:
-    """Checks shared by the settings below, and their way to JSON and back."""
-
-    def require(self, holds: bool, message: str) -> None:
-        if not holds:
-            raise ConfigError(message)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON-able data."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The settings that `to_dict` described."""
-        return cls(**data)
+_TIMES = ("heartbeat_s", "suspect_s", "dead_s", "crowd_s", "lease_s", "stall_floor_s", "stall_factor",
+          "outside_limit_s", "first_step_limit_s", "start_timeout_s", "restore_limit_s", "reclaim_s")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterConfig(_Checked):
+class ClusterConfig(Checked):
     """How a cluster is built and how it watches its nodes."""
 
     nodes: int = 4  # nodes that train
@@ -59,7 +47,8 @@ class ClusterConfig(_Checked):
     share: tuple[str, ...] = ()  # folders that containers see under the same name, and may write to
     disk_mb: int | None = None  # a small disk that all containers share, at /disk, and that can fill up; None: none
     image: str = ""  # of the containers; empty: none is built, they see this environment read-only (Linux)
-    port: int = 0  # the controller's port on 127.0.0.1; 0 picks a free one
+    port: int | None = None  # of the controller, on 127.0.0.1; 0: a free one; None: none, only this user reaches it
+    network: str = "auto"  # of processes: the "host"'s, or a "private" one; "auto": private if only there packets drop
     replace: bool = True  # start a new node when no spare is left; else the job shrinks
     replenish: bool = True  # after a spare was promoted, start a new one behind the job's back
     heartbeat_s: float = 0.3  # a node reports at least so often; while it trains, every 0.25 s with its steps
@@ -77,18 +66,19 @@ class ClusterConfig(_Checked):
     reclaim_s: float = 10.0  # a DEAD node that has not come back by then is removed
 
     def __post_init__(self) -> None:
-        whole = (("nodes", self.nodes), ("spares", self.spares), ("procs_per_node", self.procs_per_node))
-        for name, value in whole:
-            self.require(isinstance(value, int) and not isinstance(value, bool), f"{name} must be a whole number: "
-                         f"got {value!r}")
+        self.check_types()
         self.require(self.nodes >= 1, f"nodes must be at least 1: somebody has to train (got {self.nodes})")
         self.require(self.spares >= 0, f"spares must not be negative (got {self.spares})")
         self.require(self.procs_per_node >= 1, f"procs_per_node must be at least 1: a node without a worker cannot "
                                                f"train (got {self.procs_per_node})")
         self.require(self.nodes + self.spares <= 200, "nodes + spares must be at most 200: one machine holds them all")
-        self.require(0 <= self.port < 65536, f"port must be between 0 and 65535 (got {self.port})")
+        self.require(self.port is None or 0 <= self.port < 65536, f"port must be between 0 and 65535, or None (got "
+                                                                  f"{self.port})")
+        self.require(self.network in NETWORKS, f"network must be one of {', '.join(NETWORKS)} (got {self.network!r})")
+        self.require(self.backend == "process" or self.network == "auto", "network is for processes: containers have a "
+                                                                          "network of their own")
         self._check_containers()
-        self.require(self.heartbeat_s > 0, "heartbeat_s must be positive")
+        self.require_positive(*_TIMES)
         self.require(2 * self.heartbeat_s <= self.suspect_s < self.dead_s,
                      "need 2 * heartbeat_s <= suspect_s < dead_s: one late heartbeat is no evidence")
         self.require(self.detector in ("timeout", "phi", "own"), f"detector must be \"timeout\", \"phi\", or a class "
@@ -109,15 +99,13 @@ class ClusterConfig(_Checked):
         self.require(self.gpus is None or self.gpus >= 1, f"gpus must be at least 1, or None (got {self.gpus})")
         self.require(self.disk_mb is None or self.disk_mb >= 1, f"disk_mb must be at least 1, or None (got "
                                                                 f"{self.disk_mb})")
-        self.require(not isinstance(self.share, str), "share must be a list of folders, not one string")
-        object.__setattr__(self, "share", tuple(self.share))  # a list, from JSON or from a notebook
         relative = [each for each in self.share if not Path(each).is_absolute()]
         self.require(not relative, f"share must hold absolute paths: nodes see them under the same name (got "
                                    f"{relative})")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(_Checked):
+class CheckpointConfig(Checked):
     """Where checkpoints go and how often they are taken."""
 
     directory: str = ""  # a folder or any fsspec URL; empty: CHECKPOINT_DIR from the environment
@@ -128,11 +116,11 @@ class CheckpointConfig(_Checked):
 
     def __post_init__(self) -> None:
         every_steps(self.every)
-        self.require(isinstance(self.keep_last_n, int) and not isinstance(self.keep_last_n, bool),
-                     f"keep_last_n must be a whole number: got {self.keep_last_n!r}")
+        self.check_types()
         self.require(self.keep_last_n >= 1, f"keep_last_n must be at least 1: without a checkpoint there is nothing to "
                                             f"come back to (got {self.keep_last_n})")
-        self.require(self.timeout_s > 0, "timeout_s must be positive")
+        self.require(self.resume >= 0, f"resume must be True, False or the number of a step (got {self.resume})")
+        self.require_positive("timeout_s")
 
     def url(self) -> str:
         """The folder or URL; raises ConfigError if there is none."""
@@ -169,7 +157,7 @@ def checkpoint_dir(directory: str = "") -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HealthConfig(_Checked):
+class HealthConfig(Checked):
     """What the health monitor calls bad."""
 
     numbers: bool = True  # NaN and Inf in the loss or the gradients
@@ -188,6 +176,7 @@ class HealthConfig(_Checked):
         return self.loss_spike is not None or self.grad_spike is not None
 
     def __post_init__(self) -> None:
+        self.check_types()
         for name in ("loss_spike", "grad_spike"):
             value = getattr(self, name)
             self.require(value is None or value > 1, f"{name} must exceed 1: usual steps would be called bad "
@@ -203,7 +192,7 @@ class HealthConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobConfig(_Checked):
+class JobConfig(Checked):
     """How one job trains and what it may survive."""
 
     min_nodes: int | None = None  # the smallest world the job accepts when nodes cannot be replaced; None: all
@@ -217,14 +206,20 @@ class JobConfig(_Checked):
     checkpoint: CheckpointConfig | None = None  # None: nothing is saved, and losing all nodes loses all
     save_every: int = 20  # steps between two saves when `submit` is given a checkpoint manager of one's own
     health: HealthConfig = field(default_factory=HealthConfig)  # what is called bad while all nodes are up
+    rehearse: bool = True  # run one of the first steps twice: a loop that cannot be replayed is found early
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.require(self.save_every >= 1, f"save_every must be at least 1 (got {self.save_every})")
         self.require(self.min_nodes is None or self.min_nodes >= 1, "min_nodes must be at least 1")
         self.require(self.shards is None or self.exact, "shards is only used with exact=True")
         self.require(self.shards is None or self.shards >= 1, "shards must be at least 1")
         unknown = sorted(set(self.budgets) - set(DEFAULT_BUDGETS))
         self.require(not unknown, f"unknown budget {unknown}: causes are {sorted(DEFAULT_BUDGETS)}")
+        negative = sorted(cause for cause, count in self.budgets.items() if count < 0)
+        self.require(not negative, f"budgets must not be negative: 0 is no recovery at all (got {negative})")
+        self.require(self.refill_steps >= 1, f"refill_steps must be at least 1 (got {self.refill_steps})")
+        self.require_positive("start_timeout_s")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> JobConfig:
@@ -239,7 +234,7 @@ class JobConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig(_Checked):
+class ServeConfig(Checked):
     """A controller or a node in a container that somebody else owns, such as compose."""
 
     token: str  # FTLAB_TOKEN: what everybody must show who talks to the controller
@@ -252,6 +247,7 @@ class ServeConfig(_Checked):
     dead_s: float = 2.0  # FTLAB_DEAD_S: silence after which a node is DEAD; nobody else tells of its end
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.require(len(self.token) >= 16, "FTLAB_TOKEN must hold at least 16 characters: whoever guesses it runs "
                                             "code on the nodes")
         self.require(self.controller.startswith(("http://", "https://")), f"FTLAB_CONTROLLER must be a URL (got "
@@ -279,8 +275,43 @@ class ServeConfig(_Checked):
 
 
 def runs_dir() -> Path:
-    """The folder, private to this user, that holds one folder per running cluster."""
-    return Path(os.environ.get("FTLAB_RUNS") or Path(tempfile.gettempdir()) / f"ftlab-{os.getuid()}")
+    """The folder, private to this user, that holds one folder per running cluster; it need not be there yet.
+
+    Whoever may write to the temporary folder can take our name there: another user, or root before a user namespace
+    mapped us to root. Then it is the next name that is ours, or free.
+    """
+    given = os.environ.get("FTLAB_RUNS")
+    candidates = [Path(given)] if given else [temporary_dir() / name for name in _run_names()]
+    usable = [path for path in candidates if is_private(path) or not os.path.lexists(path)]
+    if not usable:
+        taken = f"{candidates[0]} is" if given else f"{candidates[0]} and {len(candidates) - 1} more names are"
+        raise ConfigError(f"there is no folder for running clusters: {taken} not a folder of this user (uid "
+                          f"{os.getuid()}) that can be written to",
+                          hint="export FTLAB_RUNS=/a/private/folder, or TMPDIR")
+    return next(filter(is_private, usable), usable[0])
+
+
+def is_private(path: Path) -> bool:
+    """Whether this is a real folder, no link, that belongs to this user and can be written to."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and os.access(path, os.R_OK | os.W_OK | os.X_OK)
+
+
+def temporary_dir() -> Path:
+    """The temporary folder; raises ConfigError where nothing can be written at all."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise ConfigError(f"no temporary folder can be written to: {error.strerror}",
+                          hint="export TMPDIR=/a/folder/of/yours") from None
+
+
+def _run_names() -> list[str]:
+    own = f"ftlab-{os.getuid()}"
+    return [own, *(f"{own}-{number}" for number in range(1, 10))]
 
 
 def own_programs_first() -> None:
@@ -292,14 +323,53 @@ def own_programs_first() -> None:
         os.environ["PATH"] = os.pathsep.join([folder, *path])
 
 
+def lab_environment(settings: Path) -> dict[str, str]:
+    """The environment of a Jupyter server: programs of this Python environment first, a folder of settings of ours."""
+    own_programs_first()
+    paths = [str(settings), *filter(None, [os.environ.get("JUPYTER_CONFIG_PATH")])]
+    return {**os.environ, "FTLAB_BIN": str(Path(sys.executable).parent), "JUPYTER_CONFIG_PATH": os.pathsep.join(paths)}
+
+
+def login_shell() -> str:
+    """The shell that this user likes."""
+    return os.environ.get("SHELL") or "/bin/sh"
+
+
 def child_environment(cluster: str, folder: Path) -> dict[str, str]:
     """The environment of a cluster's launcher: this process's own, and the cluster's."""
     return {**os.environ, **quiet_environment(cluster, folder)}
 
 
+def template_environment(places: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a launcher template: this process's own, with places for labels in the stead of labels."""
+    own = {name: value for name, value in os.environ.items() if name not in (CLUSTER_LABEL, FOLDER_LABEL)}
+    path = [os.path.abspath(entry) for entry in sys.path if entry]
+    return {**own, **QUIET, **places, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def import_settings() -> dict[str, str]:
+    """What the environment says that matters when programs start and modules are imported."""
+    return {name: value for name, value in os.environ.items()
+            if name.startswith(("PYTHON", "LD_", "TORCH", "PYTORCH", "OMP_", "MKL_", "KMP_", "CUDA_", "GLOO_"))}
+
+
+def be_started_with(environment: Mapping[str, str]) -> None:
+    """In a forked process: take over the environment that it would have been started with."""
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # it is looked up anew
+
+
 def quiet_environment(cluster: str, folder: Path) -> dict[str, str]:
     """What every process of a cluster is given: labels, and one thread until a worker decides otherwise."""
     return {**QUIET, CLUSTER_LABEL: cluster, FOLDER_LABEL: str(folder)}
+
+
+def stage_environment(folder: Path, temporary: Path) -> dict[str, str]:
+    """The environment of the process that runs a student's checks: this process's own, a label, and a place for all
+    temporary files, clusters included, that goes with it."""
+    return {**os.environ, CLUSTER_LABEL: folder.name, FOLDER_LABEL: str(folder), "TMPDIR": str(temporary),
+            "FTLAB_RUNS": str(temporary / "runs")}
 
 
 def docker_host() -> str:

@@ -11,8 +11,11 @@
     │   └── BadToken
     ├── JobError               the job ended without its result
     │   ├── NotPicklable
+    │   ├── JobRunning         one job at a time, and another one is running
     │   ├── TrainingFailed     the train function raised
     │   ├── ModelMismatch      ranks built different models
+    │   ├── NotReplayable      a step that is run again ends in other bits: found by the rehearsal
+    │   ├── RanksDiverged      ranks that must hold the same state do not
     │   ├── StateLost          nobody holds the training state any more
     │   ├── RecoveryExhausted  a cause used up its budget
     │   ├── OutOfMemory        not even one sample at a time fits
@@ -25,20 +28,27 @@
     │   ├── CheckpointDamaged  its digests do not match, or parts are missing
     │   ├── CheckpointMismatch it is of another model
     │   ├── CheckpointTooNew   a later ftlab wrote it
+    │   ├── CheckpointFenced   whoever wrote it was given up before it was committed
     │   └── StorageError       the storage refused, or is not shared
     ├── FaultError
     │   ├── UnknownFault
     │   ├── UnknownNode
+    │   ├── StepPassed         the step at which it was to happen is over, or never came
     │   └── FaultUnavailable   this machine cannot do that fault
     └── WaitTimeout            a condition did not come true in time
 
+Beside it stands WaitInterrupted, a KeyboardInterrupt: somebody stopped a wait, and what was waited for goes on.
+
 A message says what happened, what was seen and what to try. The same facts are attributes, and the
-whole error survives pickling, so that it can travel from a node to the notebook.
+whole error survives pickling, so that it can travel from a node to the notebook. A notebook shows the message and the
+line of the user's own code, and no line of ftlab's: see `ftlab.short_traceback`.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from ftlab.short_traceback import render
 
 
 class FtlabError(Exception):
@@ -60,6 +70,10 @@ class FtlabError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.seen, self.hint, self.facts)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows."""
+        return render(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The error as JSON-able data; `from_dict` gives it back."""
@@ -107,12 +121,24 @@ class NotPicklable(JobError):
     """The train function cannot be shipped to the nodes."""
 
 
+class JobRunning(JobError):
+    """A cluster runs one job at a time, and another one is running."""
+
+
 class TrainingFailed(JobError):
     """The train function raised; `traceback` is the worker's own."""
 
 
 class ModelMismatch(JobError):
     """Ranks built different models."""
+
+
+class NotReplayable(JobError):
+    """A step that was run twice from the same state ended in different bits; `tensors` are where."""
+
+
+class RanksDiverged(JobError):
+    """Ranks that must hold the same state do not; `tensors` are where, `step` is when it was seen."""
 
 
 class StateLost(JobError):
@@ -163,6 +189,10 @@ class CheckpointTooNew(CheckpointError):
     """A checkpoint that a later ftlab wrote."""
 
 
+class CheckpointFenced(CheckpointError):
+    """A save that is not committed: a later generation of its job has taken over."""
+
+
 class StorageError(CheckpointError):
     """The storage refused, did not answer, or is not the same for all nodes."""
 
@@ -179,12 +209,34 @@ class UnknownNode(FaultError):
     """No node has this name."""
 
 
+class StepPassed(FaultError):
+    """The step at which something was to be done is over, or the job ended before it came."""
+
+
 class FaultUnavailable(FaultError):
     """This machine cannot do that fault."""
 
 
 class WaitTimeout(FtlabError, TimeoutError):
     """A condition did not come true in time; the message tells what was seen instead."""
+
+
+class WaitInterrupted(KeyboardInterrupt):
+    """Somebody stopped a wait (Ctrl-C, a notebook's stop button); the message tells what goes on and how to end it.
+
+    No FtlabError, as `except Exception` must not catch it.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        self.message, self.hint = message, hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  try: {self.hint}" if self.hint else self.message
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows."""
+        return render(self)
 
 
 def from_dict(data: dict[str, Any]) -> FtlabError:

@@ -22,10 +22,11 @@ PHASES: dict[str, tuple[str, ...]] = {  # of a recovery, and the steps of each
     "communication group restore": ("agent", "store", "load_ranktable", "connect"),
     "training recovery": ("strategy", "rollback_data", "send_state", "receive_state", "load_data", "first_step"),
 }
-NOTABLE = ("step.spoiled", "worker.caught", "memory.warned", "memory.failed")  # nodes may record these events too
+NOTABLE = ("step.spoiled", "worker.caught", "memory.warned", "memory.failed",
+           "state.unprotected", "rehearsal.finished", "rehearsal.skipped")  # nodes may record these events too
 RESERVED_VALUES = frozenset({"kind", "seq", "at", "source", "generation", "rank", "step", "data", "self", "world",
                              "ranks", "samples", "digest", "skipped",
-                             "passed_over"})  # a step's event has fields of its own by these names
+                             "passed_over", "stands_for"})  # a step's event has fields of its own by these names
 
 
 class Place(IntEnum):
@@ -38,6 +39,7 @@ class Place(IntEnum):
     COMMUNICATING = 4  # inside a step, waiting for the other ranks
     RECOVERING = 5
     FINISHED = 6
+    HELD = 7  # pauses between two steps, because somebody asked for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,7 @@ class Noted(Message):
     job: str
     event: str  # checkpoint.*, or one of NOTABLE
     step: int
+    generation: int = 0  # of the save, if it is about one: of a fenced generation it is refused
     data: dict[str, Any] = field(default_factory=dict)
 
 
@@ -251,6 +254,23 @@ class Failed(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Held(Message):
+    """Training pauses after the step that was asked for, or the step is missed: it goes on beyond it."""
+
+    generation: int
+    asked: int
+    step: int  # committed
+    missed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stuck(Message):
+    """The group of an ended generation was cut, again and again, and the collective that uses it does not return."""
+
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Snapshot(Message):
     """A slot of the worker's shared memory holds its state; the agent writes it to storage."""
 
@@ -278,6 +298,20 @@ class Join(Message):
     secret: str  # known to the members of this generation only
     step: int = 0  # steps the job has committed
     split: bool = False  # a worker was killed for memory: cut batches into twice as many pieces
+    holds: list[Any] = field(default_factory=list)  # as in Hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold(Message):
+    """Pause when this many steps are committed, before the next one begins, until another Hold leaves it out. Each
+    Hold names all such steps; a pause ends with its generation, too, and never lasts long."""
+
+    steps: list[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoOn(Message):
+    """From the agent itself: the controller that asked for the pause is gone, so it is over."""
 
 
 @dataclass(frozen=True, kw_only=True)

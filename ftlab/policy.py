@@ -35,7 +35,7 @@ class Snapshot:
     step: int  # committed steps
     holders: int  # workers that live and hold the state
     saved: int | None = None  # the newest step that can be had from a node's memory or from storage
-    repeats: Mapping[str, int] = field(default_factory=dict)  # earlier worker failures per node
+    repeats: Mapping[str, int] = field(default_factory=dict)  # per node, how often before, lately, from the same cause
     procs_per_node: int = 1
     tries: int = 0  # how often this very step has already failed
     skipped: int = 0  # batches in a row that were passed over just before this step

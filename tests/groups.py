@@ -31,10 +31,10 @@ from ftlab.checkpoint.manager import CheckpointManager, as_state
 from ftlab.checkpoint.storage import LocalStorage
 from ftlab.checkpoint.vault import COMMIT, Vault
 from ftlab.errors import FtlabError
+from tests.limits import GROUP_S
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOAD = ["pytest", "torch.distributed.fsdp", "ftlab.checkpoint.resharding", "tests.groups"]
-DEADLINE_S = 60.0
 
 
 def start(function: Callable[..., None], *args: Any) -> BaseProcess:
@@ -51,6 +51,11 @@ def start(function: Callable[..., None], *args: Any) -> BaseProcess:
     child = _CONTEXT.Process(target=function, args=args, daemon=True)
     child.start()
     return child
+
+
+def pipe() -> tuple[Connection, Connection]:
+    """Two ends between a test and its child process."""
+    return _CONTEXT.Pipe()
 
 
 # ---- one process
@@ -142,7 +147,7 @@ def run(world: int, work: Callable[..., Any], folder: Path, *args: Any, group_s:
                 for rank in range(world)]
     for _, sending in pipes:
         sending.close()
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + GROUP_S
     try:
         return [_receive(receiving, deadline) for receiving, _ in pipes]
     finally:
@@ -155,7 +160,7 @@ def run(world: int, work: Callable[..., Any], folder: Path, *args: Any, group_s:
 
 def _receive(pipe: Connection, deadline: float) -> Outcome | None:
     if not pipe.poll(max(0.0, deadline - time.monotonic())):
-        return Outcome(None, TimeoutError(f"no answer after {DEADLINE_S:g} s"), DEADLINE_S)
+        return Outcome(None, TimeoutError(f"no answer after {GROUP_S:g} s"), GROUP_S)
     with suppress(EOFError):
         return pickle.loads(pipe.recv_bytes())
     return None
@@ -231,6 +236,26 @@ def ddp_loads(rank: int, folder: Path) -> tuple[int, str, str]:
     return found.step, loaded, run.digest()
 
 
+def ddp_saves_twice(rank: int, folder: Path) -> list[str]:
+    """Two checkpoints, of steps 2 and 4; what each holds."""
+    run, digests = Replica(rank, seed=1), []
+    with CheckpointManager(folder_of(folder)) as manager:
+        for step in (2, 4):
+            run.train(step - 2, step)
+            manager.save(run.state, step, wait=True)
+            digests.append(run.digest())
+    return digests
+
+
+def ddp_resumes(rank: int, folder: Path) -> tuple[int | None, bool, str, list[str]]:
+    """Load the newest; its step, whether anything was changed, what is there now, and the events of this rank."""
+    run, events = Replica(rank, seed=50 + rank), list[str]()
+    before = run.digest()
+    with CheckpointManager(folder_of(folder), on_event=lambda kind, facts: events.append(kind)) as manager:
+        found = manager.load_latest(run.state)
+    return found.step if found else None, run.digest() != before, run.digest(), events
+
+
 def ddp_saves_often(rank: int, folder: Path, times: int) -> list[str]:
     """Many saves, one right after the other, of which only the newest is kept."""
     run = Replica(rank, seed=1)
@@ -270,10 +295,10 @@ def other_model(rank: int, folder: Path) -> None:
 class Dies(LocalStorage):
     """Ends its process, as kill -9 does, when the marker is to be written."""
 
-    def write(self, folder: str, name: str, pieces: Any) -> None:
+    def create(self, folder: str, name: str, data: bytes) -> bool:
         if name == COMMIT:
             os.kill(os.getpid(), signal.SIGKILL)
-        super().write(folder, name, pieces)
+        return super().create(folder, name, data)
 
 
 def writer_dies(rank: int, folder: Path, timeout_s: float) -> None:

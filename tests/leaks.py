@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ftlab.config import CLUSTER_LABEL, runs_dir
+from tests.limits import SOON_S
 
 SHM = Path("/dev/shm")
 
@@ -49,7 +51,14 @@ def look() -> Traces:
     )
 
 
-def wait_until_gone(before: Traces, seconds: float = 5.0) -> list[str]:
+def fail_if_left(before: Traces) -> None:
+    """Fail the test when something that was not there before stays."""
+    left = wait_until_gone(before)
+    if left:
+        pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+def wait_until_gone(before: Traces, seconds: float = SOON_S) -> list[str]:
     """Poll until nothing new is left or the time is over; what is left then."""
     deadline = time.monotonic() + seconds
     while True:

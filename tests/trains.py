@@ -401,3 +401,67 @@ def dies_after_a_snapshot(ctx: Any, folder: str, steps: int = 40, at: int = 20) 
             optimizer.step()
             optimizer.zero_grad()
     return ctx.rank
+
+
+def receives(ctx: Any, steps: int = 20) -> None:
+    """A receive from anybody in the first step: gloo does not wake it when all senders are gone."""
+    model = _model()
+    ctx.protect(model=model)
+    for step in ctx.steps(steps):
+        with ctx.step():
+            if step == 0 and ctx.generation == 1 and ctx.rank == 0:
+                torch.distributed.recv(torch.zeros(1))  # from anybody
+            if step == 0 and ctx.generation == 1 and ctx.rank == 1:
+                time.sleep(600)
+            torch.distributed.barrier()
+
+
+class Brittle:
+    """A part that cannot be had back once it has counted to five."""
+
+    count = 0
+
+    def state_dict(self) -> dict:
+        return {"count": self.count}
+
+    def load_state_dict(self, saved: dict) -> None:
+        if saved["count"] >= 5:
+            raise ValueError(f"cannot go back to {saved['count']}")
+        self.count = saved["count"]
+
+
+def brittle(ctx: Any, steps: int = 40) -> None:
+    """A protected part of the user's own raises while the state is brought back."""
+    model, tally = _model(), Brittle()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ctx.protect(model=model, optimizer=optimizer, tally=tally)
+    x, y = _data()
+    for step in ctx.steps(steps):
+        with ctx.step():
+            ctx.backward(nn.functional.cross_entropy(model(x[:16]), y[:16]))
+            optimizer.step()
+            optimizer.zero_grad()
+            tally.count = step + 1
+            time.sleep(0.005)
+
+
+def dawdles(ctx: Any, marker: str, steps: int = 40) -> None:
+    """After a recovery one rank never enters its next step: its own code between two steps loops for ever."""
+    from pathlib import Path
+
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ctx.protect(model=model, optimizer=optimizer)
+    x, y = _data()
+    first = 0
+    for _ in ctx.steps(steps):
+        first = first or ctx.generation
+        if ctx.generation > first and ctx.rank == 1 and not Path(marker).exists():
+            Path(marker).touch()
+            while True:
+                time.sleep(0.01)
+        with ctx.step():
+            ctx.backward(nn.functional.cross_entropy(model(x[:16]), y[:16]))
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.01)

@@ -37,6 +37,7 @@ from ftlab.bench.checkpoint_methods import (
 )
 from ftlab.bench.checkpoint_training import bench_training
 from ftlab.errors import ConfigError
+from ftlab.validation import check_least
 
 Say = Callable[[str], None]
 Figures = dict[str, dict[str, list[float]]]  # method -> figure -> one value per repeat
@@ -48,6 +49,8 @@ _REPEATS = 5
 def bench_checkpoint(sizes_mb: Sequence[float] = (12, 120, 1200), repeats: int = 0, pairs: int = 20,
                      directory: str = "", say: Say = lambda text: None) -> dict[str, Any]:
     """Figures per size and method, and what saving costs a training loop; all files are gone afterwards."""
+    check_least("repeats", repeats, 0)
+    check_least("blocks", pairs, 0)
     _check_room(max(sizes_mb), Path(directory or "."))
     with tempfile.TemporaryDirectory(prefix=".ftlab-bench-", dir=directory or ".", ignore_cleanup_errors=True) as name:
         folder = Path(name)

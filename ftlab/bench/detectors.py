@@ -13,11 +13,14 @@ from functools import partial
 from typing import Any
 
 from ftlab.bench.heartbeats import record_traces
+from ftlab.errors import ConfigError
 from ftlab.health.detector import Detector
 from ftlab.health.simulation import LOOK_S, PAUSE_S, PHIS, TIMEOUTS_S, Row, simulate, sweep
 from ftlab.health.traces import Trace, load_traces
 from ftlab.report.detectors import Mark, Panel, detectors_svg
+from ftlab.report.frame import WIDE
 from ftlab.report.sheet import sheet
+from ftlab.validation import check_seconds
 
 NAMES = {"timeout": "fixed timeout", "phi": "phi accrual", "phi_pause": f"phi accrual + {PAUSE_S:g} s"}
 TITLE = "Failure detectors: how soon against how often wrongly"
@@ -26,6 +29,8 @@ TITLE = "Failure detectors: how soon against how often wrongly"
 def bench_detectors(record: bool = False, seconds: float = 60.0, say: Callable[[str], None] = lambda text: None,
                     timeouts: Sequence[float] = TIMEOUTS_S, phis: Sequence[float] = PHIS) -> dict[str, Any]:
     """False alarms and detection latency of every setting under every condition; `seconds` is for new recordings."""
+    if check_seconds("seconds", seconds) == 0:
+        raise ConfigError("seconds must be positive: a recording takes time")
     traces = record_traces(seconds, say=say) if record else load_traces()
     say(f"replaying {len(traces)} traces to {len(timeouts) + 2 * len(phis)} detectors")
     rows = [row.to_dict() for row in sweep(traces, timeouts, phis)]
@@ -57,14 +62,14 @@ def detectors_table(result: dict[str, Any]) -> str:
 def detectors_page(result: dict[str, Any]) -> str:
     """The bench as one self-contained HTML file with its picture."""
     rows = [_cells(None), *(_cells(row) for row in result["rows"])]
-    return sheet(TITLE, detectors_picture(result), rows, _conclusions(result))
+    return sheet(TITLE, partial(detectors_picture, result), rows, _conclusions(result))
 
 
-def detectors_picture(result: dict[str, Any]) -> str:
+def detectors_picture(result: dict[str, Any], width: int = WIDE) -> str:
     """The bench as SVG, one panel per condition; settings that missed a death are left out."""
     return detectors_svg([Panel(title=trace["name"], curves={
         words: [_mark(row) for row in _rows(result, trace["name"], kind) if row["worst_s"] is not None]
-        for kind, words in result.get("names", NAMES).items()}) for trace in result["traces"]], TITLE)
+        for kind, words in result.get("names", NAMES).items()}) for trace in result["traces"]], TITLE, width=width)
 
 
 def quickest_quiet(result: dict[str, Any], trace: str, detector: str) -> dict[str, Any] | None:

@@ -15,20 +15,23 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ftlab.checkpoint.interval import CostModel, fit
 from ftlab.cluster.cluster import Cluster
+from ftlab.cluster.temporary import TemporaryFolder
 from ftlab.config import DEFAULT_BUDGETS, CheckpointConfig
 from ftlab.errors import ConfigError
 from ftlab.events import Event
 from ftlab.faults import blackout
+from ftlab.report.frame import WIDE
 from ftlab.report.interval import interval_svg
 from ftlab.report.measure import measure
 from ftlab.report.sheet import sheet
 from ftlab.train.example import train_network
+from ftlab.validation import check_least
 
 EVERY = (2, 5, 10, 20, 50)
 _STEP_S = 0.02
@@ -40,12 +43,14 @@ _RECOVERY_LIMIT_S = 60.0
 def bench_interval(every: Sequence[int] = EVERY, steps: int = 0, kills: int = 4, seed: int = 0, nodes: int = 2,
                    spares: int = 1, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Predicted and measured loss of each interval, the fitted model and its best intervals; 0 steps: enough."""
+    check_least("kills", kills, 0)
+    check_least("steps", steps, 0)
     if not every or min(every) < 1:
         raise ConfigError(f"every must be numbers of steps, 1 or more (got {list(every)})")
     every = sorted(set(every))
     steps = steps or every[-1] + 2 * _MARGIN + kills * max(every[-1], _APART)
     deaths = kill_steps(steps, kills, every[-1], seed)
-    with TemporaryDirectory(prefix="ftlab-interval-") as folder, Cluster(nodes, spares, echo=None) as cluster:
+    with TemporaryFolder("interval") as folder, Cluster(nodes, spares, echo=None) as cluster:
         say(f"{steps} steps undisturbed, without checkpoints")
         calm = _train(cluster, steps, None, ())
         runs: dict[int, list[Event]] = {}
@@ -102,7 +107,7 @@ def interval_page(result: dict[str, Any]) -> str:
     """The bench as one self-contained HTML file with its picture."""
     title = "Checkpoint interval: predicted against measured"
     rows = [_cells(None), *(_cells(row) for row in result["intervals"])]
-    return sheet(title, _picture(result, title), rows, _conclusions(result))
+    return sheet(title, partial(_picture, result, title), rows, _conclusions(result))
 
 
 def _train(cluster: Cluster, steps: int, saving: CheckpointConfig | None, deaths: Sequence[int]) -> list[Event]:
@@ -160,9 +165,9 @@ def _conclusions(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _picture(result: dict[str, Any], title: str) -> str:
+def _picture(result: dict[str, Any], title: str, width: int = WIDE) -> str:
     model = CostModel(**result["model"])
     measured = [(row["interval_s"], row["measured"]) for row in result["intervals"]]
     low, high = measured[0][0] / 2, measured[-1][0] * 2
     curve = [(at, model.overhead(at)) for at in (low * (high / low) ** (part / 100) for part in range(101))]
-    return interval_svg(curve, measured, model.best(), title)
+    return interval_svg(curve, measured, model.best(), title, width=width)

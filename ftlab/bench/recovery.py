@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ftlab.cluster.cgroups import available as cages_available
 from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.job import Job
 from ftlab.config import DEFAULT_BUDGETS
 from ftlab.faults import Fault, make
 from ftlab.train.example import TIGHT, train_network
+from ftlab.validation import check_least
 
 KINDS = ("kill", "crash", "hang", "partition", "stall", "controller", "nan", "oom", "oom-kill")
 _MEMORY = {"oom": TIGHT["allocation"], "oom-kill": TIGHT["kernel"]}
@@ -26,6 +26,7 @@ def bench_recovery(kinds: Sequence[str] = KINDS, runs: int = 5, seed: int = 0, n
                    procs_per_node: int = 1, backend: str = "process",
                    say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Medians of detection and stall per fault; every run is compared with the undisturbed one."""
+    check_least("runs", runs, 1)
     draw = random.Random(seed)
     began = time.monotonic()
     with Cluster(nodes, spares, procs_per_node, backend=backend, echo=None) as cluster:
@@ -35,16 +36,16 @@ def bench_recovery(kinds: Sequence[str] = KINDS, runs: int = 5, seed: int = 0, n
         first_step_s, from_nothing_s = time.monotonic() - begin, time.monotonic() - began
         wanted = job.result(timeout=120).digest
         rows = {kind: _bench_kind(kind, runs, draw, cluster, wanted, say) for kind in kinds
-                if _possible(kind, backend, say)}
+                if _possible(kind, cluster, say)}
     return {"bench": "recovery", "backend": backend, "nodes": nodes, "spares": spares, "step_s": _STEP_S,
             "runs": runs, "seed": seed, "first_step_s": round(first_step_s, 3),
             "from_nothing_s": round(from_nothing_s, 3), "faults": rows}
 
 
-def _possible(kind: str, backend: str, say: Callable[[str], None]) -> bool:
-    reason = cages_available() if kind == "oom-kill" and backend == "process" else ""
+def _possible(kind: str, cluster: Cluster, say: Callable[[str], None]) -> bool:
+    reason = cluster.missing(_fault(kind, "rank-0", random.Random(0)).needs)
     if reason:
-        say(f"oom-kill is left out: {reason}")
+        say(f"{kind} is left out: {reason}")
     return not reason
 
 

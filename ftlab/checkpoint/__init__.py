@@ -6,6 +6,7 @@
     manager    CheckpointManager                     distributed  DistributedCheckpointManager, the lab's form
     restoring  back into a live state                resharding   for another number of ranks
     interval   how often                             oldform    files of the old form
+    fence      who may still commit                  newest     the newest good one, the damaged set aside
 """
 
 from __future__ import annotations

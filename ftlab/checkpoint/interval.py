@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from ftlab.detection import read_failures
 from ftlab.errors import ConfigError
 from ftlab.events import Event
 
@@ -146,8 +147,8 @@ def fit(events: Iterable[Event], *, mtbf: float = PRIOR_MTBF_S) -> CostModel:
     """The cost model of one job, from the medians of its events.
 
     `mtbf` is used while the job saw no failure and was shorter than that. What was not measured takes the priors
-    above; an unmeasured k0 is the one for which `DEFAULT_STEPS` steps are best. Injections are not read: the model
-    sees what production sees, so detection begins with the first evidence. A planned growth is no failure.
+    above; an unmeasured k0 is the one for which `DEFAULT_STEPS` steps are best. What a detection is says
+    `ftlab.detection`. A planned growth is no failure.
     """
     known = sorted(events, key=lambda event: event.at)
     recoveries = _recoveries(known)
@@ -246,15 +247,13 @@ def _recoveries(events: Sequence[Event]) -> list[tuple[float, float]]:
 
     A failure during a recovery belongs to it: both end with the recovery that came through.
     """
-    found, begun = [], None
-    for event in events:
-        if event.kind == "recovery.started" and begun is None:
-            begun = event
-        elif event.kind == "recovery.finished" and begun is not None:
-            detection = _seconds((event.data.get("phases") or {}).get("detect")) or 0.0
-            if event.data.get("cause") != "grow":
-                found.append((event.at - begun.at + detection, detection))
-            begun = None
+    found, first = [], None
+    for recovery in read_failures(events).recoveries:
+        first = first or recovery
+        if recovery.end is not None and not recovery.abandoned:
+            if not recovery.planned:
+                found.append((recovery.end - first.began, first.detection_s))
+            first = None
     return found
 
 
@@ -273,7 +272,7 @@ def _step_times(events: Sequence[Event]) -> tuple[list[float], list[float], list
         if sooner.generation == later.generation and sooner.at < later.at:
             under_way = bisect_right(begins, sooner.at) > bisect_right(ends, sooner.at)
             mixed = bisect_right(edges, sooner.at) < bisect_left(edges, later.at)
-            found[2 if mixed else int(under_way)].append(later.at - sooner.at)
+            found[2 if mixed else int(under_way)].append((later.at - sooner.at) / later.stands_for)
     return found
 
 

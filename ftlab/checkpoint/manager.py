@@ -17,14 +17,15 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ftlab.checkpoint import ranks
 from ftlab.checkpoint.interval import AutoInterval
 from ftlab.checkpoint.manifest import Manifest
-from ftlab.checkpoint.restoring import restore
+from ftlab.checkpoint.newest import Damage, load_first, sift
+from ftlab.checkpoint.restoring import read
 from ftlab.checkpoint.rng import GENERATORS, Generators
 from ftlab.checkpoint.saving import SaveOrder, await_commit
 from ftlab.checkpoint.state import TrainingState
@@ -40,9 +41,9 @@ State = TrainingState | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Answer:
-    """What rank 0 tells the others: which checkpoint it loaded, or why it could not."""
+    """What rank 0 tells the others: which checkpoints look whole, or why it could not look."""
 
-    name: str = ""
+    good: list[Entry] = field(default_factory=list)
     error: FtlabError | None = None
 
 
@@ -114,18 +115,16 @@ class CheckpointManager:
 
     def load_latest(self, state: State) -> Manifest | None:
         """Load the newest good checkpoint, setting damaged ones aside; None if there is none."""
-        if self._rank != 0:
-            answer = ranks.agree(_Answer())
-            if answer.error is not None:
-                raise answer.error
-            return self._load(state, answer.name) if answer.name else None
-        try:
-            chosen = self._load_newest(state)
-        except FtlabError as error:
-            ranks.agree(_Answer(error=error))
-            raise
-        ranks.agree(_Answer(chosen.name if chosen else ""))
-        return chosen.manifest if chosen else None
+        found = self.load_first(state, self._agree_on_good())
+        return found.manifest if found else None
+
+    def find_good(self) -> list[Entry]:
+        """The checkpoints that look whole, the newest first; damaged ones are set aside. For one rank alone."""
+        return sift(self.vault, self.vault.entries(), self._tell_damage)
+
+    def load_first(self, state: State, entries: Sequence[Entry]) -> Entry | None:
+        """Load the first of these that is whole on all ranks, setting damaged ones aside; None if none of them is."""
+        return load_first(entries, lambda entry: self._read(state, entry.name), self._condemn, ranks.gather)
 
     def load(self, state: State, which: int | str) -> Manifest:
         """Load one checkpoint, by its step or name; raises NoCheckpoint or CheckpointDamaged."""
@@ -176,32 +175,41 @@ class CheckpointManager:
             await_commit(self.vault, order.name, self.config.timeout_s)
 
     def _load(self, state: State, name: str) -> Manifest:
+        return self._read(state, name)()
+
+    def _read(self, state: State, name: str) -> Callable[[], Manifest]:
+        """Read a checkpoint; what loads it."""
         training = as_state(state, 0)
-        manifest = restore(self.vault, name, training, self._rank)
-        self._last_step, self._last_time = manifest.step, time.monotonic()
-        self._report("checkpoint.loaded", step=manifest.step, name=name)
-        return manifest
+        reading = read(self.vault, name, training, self._rank)
 
-    def _load_newest(self, state: State) -> Entry | None:
-        entries = self.vault.entries()
-        for entry in entries:
-            if entry.status == "damaged":
-                self._set_aside(entry, entry.reason)
-        good = [entry for entry in entries if entry.good]
-        if not good and (newer := next((entry for entry in entries if entry.status == "too new"), None)):
-            raise CheckpointTooNew(newer.reason)
-        for entry in good:
+        def load() -> Manifest:
+            training.restore(reading.captured)
+            self._last_step, self._last_time = reading.manifest.step, time.monotonic()
+            self._report("checkpoint.loaded", step=reading.manifest.step, name=name)
+            return reading.manifest
+
+        return load
+
+    def _agree_on_good(self) -> list[Entry]:
+        """The checkpoints that look whole to rank 0; on all ranks, or its error on all."""
+        answer = _Answer()
+        if self._rank == 0:
             try:
-                self._load(state, entry.name)
-                return entry
-            except CheckpointDamaged as error:
-                self._set_aside(entry, str(error.message))
-        return None
+                answer = _Answer(self.find_good())
+            except FtlabError as error:
+                answer = _Answer(error=error)
+        answer = ranks.agree(answer)
+        if answer.error is not None:
+            raise answer.error
+        return answer.good
 
-    def _set_aside(self, entry: Entry, reason: str) -> None:
-        marked = self.vault.set_aside(entry.name, reason)
-        self._report("checkpoint.damaged", step=entry.step, name=entry.name, reason=reason, marked=marked)
-        log.warning("checkpoint %s is damaged and set aside: %s", entry.name, reason)
+    def _condemn(self, entry: Entry, reason: str) -> None:
+        if self._rank == 0:
+            self._tell_damage(Damage.mark(self.vault, entry, reason))
+
+    def _tell_damage(self, damage: Damage) -> None:
+        self._report("checkpoint.damaged", **asdict(damage))
+        log.warning("checkpoint %s is damaged and set aside: %s", damage.name, damage.reason)
 
     def _put_off(self, step: int) -> bool:
         """Alone, training does not wait for slow storage: the snapshot is taken as soon as there is room for it."""

@@ -42,11 +42,13 @@ def agree_on(flag: bool) -> bool:
     return bool(answer.item())
 
 
-def meet() -> None:
-    """Return when all ranks have come this far; also when the group breaks meanwhile, which is for others to notice."""
-    if _grouped():
-        with contextlib.suppress(RuntimeError):
-            dist.barrier()
+def gather(value: Value) -> list[Value]:
+    """Every rank's value."""
+    if not _grouped() or dist.get_world_size() == 1:
+        return [value]
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def gather_different(value: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ftlab.checkpoint.fence import require_unfenced
 from ftlab.checkpoint.manifest import Manifest, Shard
+from ftlab.checkpoint.newest import Damage
 from ftlab.checkpoint.pace import Pace, at_once
 from ftlab.checkpoint.vault import Vault, folder_name
-from ftlab.errors import CheckpointError, StorageError
+from ftlab.errors import CheckpointError, CheckpointFenced, StorageError
 
 log = logging.getLogger(__name__)
 _LOOK_S = 0.02
@@ -49,27 +51,40 @@ class SaveOrder:
 
 
 def persist(vault: Vault, order: SaveOrder, data: memoryview, *, timeout_s: float,
-            over: Callable[[], bool] = lambda: False, pace: Pace = at_once) -> None:
+            over: Callable[[], bool] = lambda: False, given_up: Callable[[], bool] = lambda: False,
+            pace: Pace = at_once) -> None:
     """Write a snapshot, and commit it if this rank is the one that commits.
 
     `over` tells that the ranks which save together are not all there any more: waiting for their shards is in vain.
+    `given_up` tells that this node was told to start over: what it holds is of a world that has moved on.
     """
     try:
-        _write(vault, order, data[:order.bytes], time.monotonic() + timeout_s, over, pace)
-    except Exception:
+        shards = _write(vault, order, data[:order.bytes], time.monotonic() + timeout_s, over, pace)
+        if given_up():
+            raise CheckpointFenced(f"{order.name} is not committed: this node was given up, and starts over")
+        if order.rank == 0:
+            _commit(vault, order, shards)
+    except Exception as error:
         if order.world == 1:
             _clear_up(vault, order.name)
+        if isinstance(error, StorageError):  # perhaps because whoever took over has removed the attempt
+            with contextlib.suppress(StorageError):
+                require_unfenced(vault.storage, order.name)
         raise
 
 
 def _write(vault: Vault, order: SaveOrder, data: memoryview, deadline: float, over: Callable[[], bool],
-           pace: Pace) -> None:
+           pace: Pace) -> list[Shard]:
+    """Write this rank's shard; all shards, for the rank that commits."""
     shard = vault.write_shard(order.name, order.rank, data, order.header_bytes, pace)
     if order.rank != 0:
         vault.storage.write(order.name, _card(order.rank), [json.dumps(asdict(shard)).encode()])
         vault.storage.sync(order.name)
-        return
-    shards = [shard, *_others(vault, order, deadline, over)]
+        return [shard]
+    return [shard, *_others(vault, order, deadline, over)]
+
+
+def _commit(vault: Vault, order: SaveOrder, shards: list[Shard]) -> None:
     vault.commit(order.name, Manifest(step=order.step, world=order.world, shards=tuple(shards), epoch=order.epoch,
                                       metrics=dict(order.metrics), created=time.time(), writer="ftlab"))
 
@@ -81,11 +96,12 @@ def _clear_up(vault: Vault, name: str) -> None:
             vault.remove(name)
 
 
-def retire(vault: Vault, keep: int) -> list[str]:
-    """After a commit: remove what is not to be kept; the names. That it cannot be removed is no failure of the save."""
+def retire(vault: Vault, keep: int, after: str = "", tell: Callable[[Damage], None] = lambda damage: None) -> list[str]:
+    """After a commit: remove what is not to be kept; the names. That it cannot be removed is no failure of the save,
+    and for a node that was given up meanwhile nothing is removed. Damage that shows on the way is set aside."""
     try:
-        return vault.retain(keep)
-    except StorageError as error:
+        return vault.retain(keep, after, lambda entry: tell(Damage.mark(vault, entry, entry.reason)))
+    except (StorageError, CheckpointFenced) as error:
         log.warning("old checkpoints could not be removed: %s", error)
         return []
 

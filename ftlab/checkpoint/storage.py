@@ -3,6 +3,7 @@
 A storage holds *folders* of files. A file is whole and durable when `write` returns; that it can also be *found* after
 a power failure is only sure after `sync`. On an object store a file appears when it is complete, so `sync` has nothing
 to do there. Nothing is ever renamed: an object store cannot, and a marker that is written last needs no renaming.
+`create` is the one conditional step that there is: of several who create the same file, one does, and it is whole.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +28,8 @@ _BEGIN_WRITING = 2  # SYNC_FILE_RANGE_WRITE; only a hint, so its answer does not
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _BLOCK = 4096  # what goes straight to the disk is aligned to this, in memory and in the file
 _LARGE = 1 << 20  # smaller pieces go through the page cache
-_libc = ctypes.CDLL(None)
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Storage(Protocol):
@@ -44,6 +47,12 @@ class Storage(Protocol):
     def write(self, folder: str, name: str, pieces: Iterable[memoryview | bytes]) -> None:
         """Write a whole file; its content is durable when this returns."""
 
+    def create(self, folder: str, name: str, data: bytes) -> bool:
+        """Write a small file into a folder that is there, unless it has one by that name; whether this call did it.
+
+        Nobody ever sees a part of it: it is not there, or whole.
+        """
+
     def sync(self, folder: str) -> None:
         """Make the names of a folder and its files durable."""
 
@@ -59,9 +68,14 @@ class Storage(Protocol):
 
 def open_storage(url: str) -> Storage:
     """The storage for a path or an fsspec URL; its root is made if it is not there."""
-    if urlparse(url).scheme in ("", "file"):
+    if is_local(url):
         return LocalStorage(url.removeprefix("file://"))
     return ObjectStorage(url)
+
+
+def is_local(url: str) -> bool:
+    """Whether a path or a URL names a folder of this machine, so that no network is needed to reach it."""
+    return urlparse(url).scheme in ("", "file")
 
 
 class LocalStorage:
@@ -100,6 +114,21 @@ class LocalStorage:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+    def create(self, folder: str, name: str, data: bytes) -> bool:
+        """Write and fsync a file that nobody knows, then give it its name."""
+        path = self.root / folder / name
+        with _explained(f"cannot create {path}"):
+            unnamed = path.with_name(f"{name}.{secrets.token_hex(8)}")
+            fd = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            try:
+                _write_all(fd, memoryview(data), 0)
+                os.fsync(fd)
+                return _link(unnamed, path)
+            finally:
+                os.close(fd)
+                with contextlib.suppress(OSError):
+                    os.unlink(unnamed)
 
     def sync(self, folder: str) -> None:
         """Fsync the folder and the root that holds it."""
@@ -178,6 +207,15 @@ class ObjectStorage:
                 for piece in pieces:
                     file.write(piece)
 
+    def create(self, folder: str, name: str, data: bytes) -> bool:
+        """Upload a file on condition that there is none (S3: `If-None-Match: *`)."""
+        with _explained(f"cannot create {self.url}/{folder}/{name}"):
+            try:
+                self._fs.pipe_file(f"{self._root}/{folder}/{name}", data, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
     def sync(self, folder: str) -> None:
         """Nothing to do: what was uploaded is there."""
 
@@ -245,6 +283,29 @@ def _write_straight(fd: int, data: memoryview) -> memoryview:
     return left
 
 
+def _link(unnamed: Path, path: Path) -> bool:
+    """Give a file its name, unless another one has it."""
+    try:
+        os.link(unnamed, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        return _rename(unnamed, path)  # a file system without hard links
+    return True
+
+
+def _rename(unnamed: Path, path: Path) -> bool:
+    """Rename a file, unless there is one by the new name."""
+    if _libc.renameat2(_AT_FDCWD, bytes(unnamed), _AT_FDCWD, bytes(path), _RENAME_NOREPLACE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number == errno.EEXIST:
+        return False
+    raise OSError(number, os.strerror(number), str(path))
+
+
 def _read_all(fd: int, offset: int, buffers: Sequence[memoryview]) -> int:
     """Fill all buffers from one place on, or up to the end of the file."""
     done = 0
@@ -272,4 +333,5 @@ def _explained(what: str) -> Iterator[Any]:
 
 _HINTS = {28: "the disk is full: remove something, or keep fewer checkpoints (keep_last_n)",
           30: "the file system is read-only: mount it writable, or choose another folder",
-          13: "no permission: choose a folder that you may write to"}
+          13: "no permission: choose a folder that you may write to",
+          22: "can this file system neither link nor rename on condition? choose another folder"}

@@ -2,25 +2,27 @@
 
 A checkpoint is a folder `step-0000000120-<tag>` with one file per shard, a manifest with their digests, and the marker
 `COMMIT`, written last, which holds the manifest's own digest. A folder without a valid marker is no checkpoint. A
-damaged one gets a file `DAMAGED` with the reason and is never used or counted again, and never deleted.
+damaged one gets a file `DAMAGED` with the reason and is never used or counted again, and never deleted. Creating the
+marker is conditional, and refused to a generation that was given up: see `fence`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from ftlab.checkpoint.digest import PIECE, combine, digest, digest_piece
+from ftlab.checkpoint.fence import COMMIT, closed_by, commit_once, require_unfenced
 from ftlab.checkpoint.manifest import Manifest, Shard
 from ftlab.checkpoint.pace import Pace, at_once, step_back
 from ftlab.checkpoint.reading import ShardReader
 from ftlab.checkpoint.storage import Storage
 from ftlab.checkpoint.tree import Packed
-from ftlab.errors import CheckpointDamaged, CheckpointTooNew, NoCheckpoint, StorageError
+from ftlab.errors import CheckpointDamaged, CheckpointFenced, CheckpointTooNew, NoCheckpoint, StorageError
 
-MANIFEST, COMMIT, DAMAGED = "manifest.json", "COMMIT", "DAMAGED"
+MANIFEST, DAMAGED = "manifest.json", "DAMAGED"
 _NAME = re.compile(r"step-(\d{10})-([0-9a-z]+)")
 
 
@@ -65,8 +67,11 @@ class Vault:
             return Entry(name=name, step=step, status="set aside", reason=reason)
         if not files.get(COMMIT):  # an empty marker: it was being written
             return Entry(name=name, step=step, status="incomplete", reason="its save was not finished")
+        marker = self.storage.read(name, COMMIT)
+        if closed := closed_by(marker):
+            return Entry(name=name, step=step, status="incomplete", reason=f"its save was not finished: {closed}")
         try:
-            manifest = self._read_manifest(name, files)
+            manifest = self._read_manifest(name, files, marker)
         except CheckpointTooNew as error:
             return Entry(name=name, step=step, status="too new", reason=error.message)
         except CheckpointDamaged as error:
@@ -90,11 +95,11 @@ class Vault:
             raise NoCheckpoint(f"there is no checkpoint {which} in {self.storage.url}", seen=f"steps: {seen}")
         return next((entry for entry in found if entry.good), found[0])
 
-    def _read_manifest(self, name: str, files: dict[str, int]) -> Manifest:
+    def _read_manifest(self, name: str, files: dict[str, int], marker: bytes) -> Manifest:
         if MANIFEST not in files:
             raise CheckpointDamaged(f"{name} has no manifest")
         raw = self.storage.read(name, MANIFEST)
-        if self.storage.read(name, COMMIT).decode(errors="replace").strip() != digest(raw):
+        if marker.decode(errors="replace").strip() != digest(raw):
             raise CheckpointDamaged(f"the manifest of {name} does not match its commit marker")
         manifest = Manifest.from_json(raw, name)
         for shard in manifest.shards:
@@ -125,13 +130,25 @@ class Vault:
                      digest=combine([each.result() for each in digests]))
 
     def commit(self, name: str, manifest: Manifest) -> None:
-        """Make it a checkpoint: manifest first, marker last, each durable before the next."""
+        """Make it a checkpoint: manifest first, marker last, each durable before the next.
+
+        Raises CheckpointFenced, and it is none, if a later generation has taken over from its writer's.
+        """
         before = max((entry.manifest.created for entry in self.entries() if entry.manifest), default=0.0)
         raw = replace(manifest, created=max(manifest.created, before + 0.001)).to_json()  # clocks may go back
         self.storage.write(name, MANIFEST, [raw])
         self.storage.sync(name)
-        self.storage.write(name, COMMIT, [digest(raw).encode()])
+        commit_once(self.storage, name, digest(raw).encode())
         self.storage.sync(name)
+        self._require_data(name, manifest)
+
+    def _require_data(self, name: str, manifest: Manifest) -> None:
+        """A marker that stands alone is none: whoever took over removed the rest while we were stopped before it."""
+        gone = {MANIFEST, *(shard.file for shard in manifest.shards)} - set(self.storage.files(name))
+        if gone:
+            self.remove(name)
+            raise CheckpointFenced(f"{name} is not committed: somebody removed {', '.join(sorted(gone))}",
+                                   hint="its node was given up, or two jobs keep their checkpoints in one folder")
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -160,21 +177,32 @@ class Vault:
     def set_aside(self, name: str, reason: str) -> bool:
         """Mark a checkpoint as damaged, so that nobody uses or counts it; whether that could be written."""
         try:
+            if not self.storage.files(name):
+                return False  # it was removed while somebody looked at it: nothing is left to mark
             self.storage.write(name, DAMAGED, [reason.encode()])
             self.storage.sync(name)
         except StorageError:
             return False
         return True
 
-    def retain(self, keep: int) -> list[str]:
-        """Remove good checkpoints beyond the newest `keep`, and saves older than those that were never finished."""
+    def retain(self, keep: int, after: str = "", tell: Callable[[Entry], None] = lambda entry: None) -> list[str]:
+        """Remove good checkpoints beyond the newest `keep`, and saves older than those that were never finished.
+
+        What was just committed (`after`) tells for whom it acts: raises CheckpointFenced, and removes nothing more,
+        when a later generation has taken over. Damaged ones are left alone, and told of.
+        """
+        require_unfenced(self.storage, after)
         entries = self.entries()
+        for entry in entries:
+            if entry.status == "damaged":
+                tell(entry)
         good = [entry for entry in entries if entry.good]
         if not good:
             return []
         stale = [entry for entry in entries if entry.status == "incomplete" and entry.step < good[0].step]
         removed = [entry.name for entry in [*good[keep:], *stale]]
         for name in removed:
+            require_unfenced(self.storage, after)  # it may have been stopped since it looked
             self.remove(name)
         return removed
 

@@ -10,13 +10,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from ftlab.checkpoint.arena import Slot, make_room
 from ftlab.checkpoint.pace import Pace, at_once, moderate, step_back
 from ftlab.checkpoint.saving import SaveOrder, persist, retire
 from ftlab.checkpoint.tree import Packed
 from ftlab.checkpoint.vault import Vault
-from ftlab.errors import CheckpointError, StorageError, WaitTimeout
+from ftlab.errors import CheckpointError, CheckpointFenced, StorageError, WaitTimeout
 
 log = logging.getLogger(__name__)
 SLOW = "two snapshots are still being written: storage is slower than the interval"
@@ -124,20 +125,21 @@ class BackgroundWriter:
 
 def write_and_report(vault: Vault, order: SaveOrder, data: memoryview, *, keep: int, timeout_s: float,
                      report: Report, over: Callable[[], bool] = lambda: False,
-                     pace: Pace = at_once) -> CheckpointError | None:
+                     given_up: Callable[[], bool] = lambda: False, pace: Pace = at_once) -> CheckpointError | None:
     """Persist a snapshot and say how that went; the error, if there was one."""
     try:
-        persist(vault, order, data, timeout_s=timeout_s, over=over, pace=pace)
+        persist(vault, order, data, timeout_s=timeout_s, over=over, given_up=given_up, pace=pace)
     except Exception as error:  # the outer edge of a thread: training must not die of a full disk
         error.__cause__ = error.__context__ = error.__traceback__ = None  # they would keep the snapshot's memory
         problem = error if isinstance(error, CheckpointError) else CheckpointError(f"{type(error).__name__}: {error}")
         log.warning("[step=%d] the checkpoint was not saved: %s", order.step, problem)
-        report("checkpoint.failed", step=order.step, name=order.name, reason=problem.message, seen=problem.seen)
+        kind = "checkpoint.refused" if isinstance(problem, CheckpointFenced) else "checkpoint.failed"
+        report(kind, step=order.step, name=order.name, reason=problem.message, seen=problem.seen)
         return problem
     if order.rank == 0:
         report("checkpoint.committed", step=order.step, seconds=round(time.monotonic() - order.taken, 4),
                name=order.name, bytes=order.bytes, world=order.world)
-        removed = retire(vault, keep)
+        removed = retire(vault, keep, order.name, lambda damage: report("checkpoint.damaged", **asdict(damage)))
         if removed:
             report("checkpoint.retired", step=order.step, names=removed)
     return None

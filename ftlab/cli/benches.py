@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ftlab.bench.overhead import bench_overhead, overhead_table
 from ftlab.bench.recovery import KINDS, bench_recovery, recovery_table
+from ftlab.cli.report_file import check_folder
 from ftlab.cluster.cluster import choose_backend
 from ftlab.errors import ConfigError, UnknownFault
 
@@ -29,7 +30,7 @@ def bench(arguments: argparse.Namespace) -> int:
     elif arguments.what == "detectors":
         from ftlab.bench.detectors import bench_detectors, detectors_page, detectors_table
 
-        _check_folder(arguments.report)
+        check_folder(arguments.report)
         result = bench_detectors(arguments.record, arguments.seconds, say)
         table = detectors_table(result)
         if arguments.report:
@@ -38,7 +39,7 @@ def bench(arguments: argparse.Namespace) -> int:
     elif arguments.what == "interval":
         from ftlab.bench.interval import bench_interval, interval_page, interval_table
 
-        _check_folder(arguments.report)
+        check_folder(arguments.report)
         result = bench_interval(_intervals(arguments.every), arguments.steps, arguments.kills, arguments.seed,
                                 arguments.nodes or 2, arguments.spares, say)
         table = interval_table(result)
@@ -73,9 +74,3 @@ def _intervals(text: str) -> list[int]:
         return [int(each) for each in text.split(",")]
     except ValueError:
         raise ConfigError(f"--every must be numbers of steps, separated by commas (got {text!r})") from None
-
-
-def _check_folder(report: str) -> None:
-    """Before minutes of measuring, not after them."""
-    if report and not Path(report).absolute().parent.is_dir():
-        raise ConfigError(f"--report cannot be written: there is no folder {Path(report).absolute().parent}")

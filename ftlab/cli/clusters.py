@@ -14,13 +14,14 @@ from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.connect import connect
 from ftlab.cluster.runs import is_running, read_cards
 from ftlab.cluster.runs import reap as reap_leftovers
+from ftlab.cluster.view import role_text
 from ftlab.errors import ClusterError
 
 
 def up(arguments: argparse.Namespace) -> int:
     """Start a cluster and leave it running."""
     cluster = Cluster(arguments.nodes, arguments.spares, arguments.procs_per_node, backend=arguments.backend,
-                      port=arguments.port, detached=True, echo=None)
+                      port=arguments.port, network=arguments.network, detached=True, echo=None)
     cluster.detach()
     card = {"cluster": cluster.name, "url": cluster.url, "nodes": arguments.nodes, "spares": arguments.spares}
     _answer(arguments, card, f"{cluster.name} is up at {cluster.url}\n"
@@ -74,8 +75,7 @@ def _describe(cluster: dict[str, Any]) -> list[str]:
     doing = f"job {job['name']} {job['status']}, step {job['step']}" if job else "no job yet"
     lines = [f"{cluster['cluster']}  {cluster['url']}  generation {cluster['generation']}  {doing}"]
     for node in cluster["nodes"]:
-        ranks = ",".join(map(str, node["ranks"])) or "-"
-        lines.append(f"  {node['name']:<9} {node['address']:<13} {node['verdict']:<8} {node['role']:<9} ranks {ranks}")
+        lines.append(f"  {node['name']:<9} {node['address']:<13} {node['verdict']:<8} {role_text(node)}")
     return lines
 
 

@@ -1,8 +1,8 @@
 """What this machine can run, and what to do about each gap.
 
-Everything is tried rather than guessed: addresses are bound, a packet filter is put on a real socket, the Docker
-engine is asked. Nothing heavy is imported, nothing is changed, and no check can raise or take longer than about half
-a second: a check that fails in an unforeseen way becomes a finding that says so.
+Everything is tried rather than guessed: addresses are bound, packets are dropped on a real socket, in a network of its
+own too, the Docker engine is asked. Nothing heavy is imported, nothing is changed, and no check can raise or take
+longer than about half a second: a check that fails in an unforeseen way becomes a finding that says so.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
-from ftlab.cluster.abilities import gaps
+from ftlab.cluster.abilities import gaps, no_packet_loss
 from ftlab.cluster.engine import SOCKETS
 from ftlab.cluster.image import possible
 from ftlab.cluster.packets import available
+from ftlab.cluster.private_network import choose_network
+from ftlab.cluster.private_network import why_not as private_network_missing
+from ftlab.cluster.socket_file import UnixConnection
+from ftlab.config import runs_dir, temporary_dir
+from ftlab.errors import ConfigError, FtlabError
 
 GIB = 1 << 30
 
@@ -48,18 +53,33 @@ def examine() -> list[Finding]:
     return [finding for check in CHECKS for finding in _run(check)]
 
 
-def render(findings: Sequence[Finding]) -> str:
-    """The findings as a table for people; every gap is followed by what to do about it."""
+def render(findings: Sequence[Finding], columns: int = 80) -> str:
+    """The findings as a table for people, no line wider than `columns`; every gap is followed by what to do."""
     width = max((len(each.name) for each in findings), default=0)
-    marks = {True: "✓", False: "✗", None: "·"}
+    indent = width + 4 if columns - width >= _READABLE else 4  # a narrow screen: details stand below their name
     lines: list[str] = []
     for each in findings:
-        lines.append(f"{marks[each.ok]} {each.name:<{width}}  {each.detail}")
-        if each.hint:
-            lines.append(f"  {'':<{width}}  try: {each.hint}")
+        head = f"{_MARKS[each.ok]} {each.name:<{width}}  "
+        told = _wrap(each.detail, columns, indent) + (_wrap(f"try: {each.hint}", columns, indent) if each.hint else [])
+        lines += [head + told[0].lstrip(), *told[1:]] if indent == len(head) else [head.rstrip()[:columns], *told]
     missing = [each.name for each in findings if each.ok is False]
     verdict = f"missing: {', '.join(missing)}" if missing else "everything the embedded cluster needs is here"
-    return "\n".join([*lines, "", verdict])
+    return "\n".join([*lines, "", *_wrap(verdict, columns, 0)])
+
+
+_MARKS = {True: "✓", False: "✗", None: "·"}
+_READABLE = 44  # columns, without those of the names
+
+
+def _wrap(text: str, columns: int, indent: int) -> list[str]:
+    space = " " * indent
+    return textwrap.wrap(text, max(columns, indent + 10), initial_indent=space, subsequent_indent=space,
+                         break_on_hyphens=False) or [space]
+
+
+def _columns() -> int:
+    """The width of the screen; 80 where there is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,15 +90,17 @@ def run(arguments: argparse.Namespace) -> int:
         body = {"ok": not missing, "missing": missing, "findings": [asdict(each) for each in findings]}
         sys.stdout.write(json.dumps(body) + "\n")
     else:
-        sys.stdout.write(render(findings) + "\n")
+        sys.stdout.write(render(findings, _columns()) + "\n")
     return 1 if missing else 0
 
 
 def _run(check: Callable[[], Finding | list[Finding]]) -> list[Finding]:
+    name = check.__name__.removeprefix("_").replace("_", " ")
     try:
         found = check()
+    except FtlabError as error:
+        return [Finding(name, None, error.message, error.hint)]
     except Exception as error:  # the outer edge: doctor must report on broken machines, of all things
-        name = check.__name__.removeprefix("_").replace("_", " ")
         return [Finding(name, None, f"could not be examined: {type(error).__name__}: {error}")]
     return found if isinstance(found, list) else [found]
 
@@ -139,16 +161,27 @@ def _memory() -> Finding:
 
 
 def _disk() -> Finding:
-    folder = tempfile.gettempdir()
+    folder = temporary_dir()
     free = shutil.disk_usage(folder).free
     ok = free >= GIB
     return Finding("disk", ok, f"{free / GIB:.1f} GiB free in {folder}",
                    "" if ok else "free some space, or point TMPDIR somewhere else")
 
 
+def _run_folder() -> Finding:
+    """Where running clusters keep their sockets, journals and logs."""
+    try:
+        return Finding("run folder", True, str(runs_dir()))
+    except ConfigError as error:
+        return Finding("run folder", False, error.message, error.hint)
+
+
 def _shared_memory() -> Finding:
     if not os.path.isdir("/dev/shm"):
         return Finding("shared memory", None, "no /dev/shm on this system")
+    if not os.access("/dev/shm", os.W_OK):
+        return Finding("shared memory", None, "/dev/shm cannot be written to: the cluster works, but a DataLoader with "
+                       "workers does not", "as root: chmod 1777 /dev/shm")
     stat = os.statvfs("/dev/shm")
     size = stat.f_blocks * stat.f_frsize
     ok = size >= 64 << 20
@@ -220,24 +253,24 @@ def _fork() -> Finding:
                    "" if ok else "use Linux, or WSL 2 on Windows")
 
 
-def _packet_filters() -> Finding:
-    reason = available()
-    return Finding("packet filters", None if reason else True,
-                   reason or "partitions work: packets of a socket can be dropped and let pass again",
-                   "the partition fault needs them; `hang` is silent too, and Docker nodes need none" if reason else "")
+def _network() -> list[Finding]:
+    """How partitions are made between processes here, and who else can reach a cluster's store and gloo."""
+    if choose_network("auto") == "private":
+        return [Finding("partitions", True, f"in a private network (on the host's, {available()})"),
+                Finding("other users", True, "cannot reach a cluster: its network is private. Downloads and storage "
+                        "behind a URL need Cluster(network='host'), which has no partitions")]
+    lost = no_packet_loss()
+    hint = "the `hang` fault is silent too, and Docker nodes need none of this" if lost else ""
+    way = f"none: {lost}" if lost else "by socket filters, on the host's network"
+    return [Finding("partitions", None if lost else True, way, hint), _other_users()]
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a socket file."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=0.5)
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self.path)
+def _other_users() -> Finding:
+    """What is open on the host's network: the controller asks everybody for its token, store and gloo cannot."""
+    reason = private_network_missing()
+    hint = "Cluster(network='private') closes them, and the way out of the cluster with them"
+    return Finding("other users", None, "of this machine can connect to a cluster's store and gloo: they know no token",
+                   f"not Cluster(network='private'): {reason}" if reason else hint)
 
 
 def _docker() -> Finding:
@@ -291,7 +324,7 @@ def _ping(path: str) -> str:
 
 def _ask_engine(path: str, what: str) -> tuple[str, bytes]:
     """The engine's API version, and what it answers."""
-    connection = _UnixConnection(path)
+    connection = UnixConnection(Path(path), timeout=0.5)
     try:
         connection.request("GET", what)
         answer = connection.getresponse()
@@ -316,6 +349,6 @@ def _leftovers() -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding | list[Finding]], ...] = (
-    _python, _torch, _cpus, _memory, _disk, _shared_memory, _open_files, _ports, _loopback, _fork, _packet_filters,
-    _cgroup, _gpus, _docker, _containers, _faults, _notebooks, _chromium, _leftovers,
+    _python, _torch, _cpus, _memory, _disk, _run_folder, _shared_memory, _open_files, _ports, _loopback, _fork,
+    _network, _cgroup, _gpus, _docker, _containers, _faults, _notebooks, _chromium, _leftovers,
 )

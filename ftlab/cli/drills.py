@@ -8,15 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ftlab.cli.report_file import check_folder
 from ftlab.cluster.cluster import choose_backend
 from ftlab.drill.drill import DRILLS, run_drill, run_random, unavailable
-from ftlab.errors import FtlabError
+from ftlab.errors import FaultUnavailable, FtlabError
 from ftlab.report.page import report_page
 from ftlab.report.report import Report, report_table
 
 
 def drill(arguments: argparse.Namespace) -> int:
     """Run the drills that were asked for; 0 if every expectation held."""
+    check_folder(arguments.report)
     skipped = _impossible(arguments) if arguments.name == "all" else {}
     for name, reason in skipped.items():
         _say(f"[{name}] left out: {reason}")
@@ -30,6 +32,10 @@ def drill(arguments: argparse.Namespace) -> int:
         except FtlabError as error:
             if arguments.name != "all":
                 raise
+            if isinstance(error, FaultUnavailable):
+                skipped[name] = error.message
+                _say(f"[{name}] left out: {error.message}")
+                continue
             broken[name] = error.message  # the others can still be run
             _say(f"[{name}] no verdict: {error}")
             continue
@@ -49,11 +55,17 @@ def drill(arguments: argparse.Namespace) -> int:
         body = every if arguments.name == "all" else facts[0]
         sys.stdout.write(json.dumps(body) + "\n")
     else:
-        _say(f"every expectation held; repeat: {reports[-1].facts['repeat']}" if held else
+        if skipped:
+            _say(f"left out, as this machine cannot do it: {', '.join(skipped)}; `ftlab doctor` says what would help")
+        _say(f"every expectation held{_repeat(reports)}" if held else
              f"NOT everything held; repeat: {(failed or [f'ftlab drill {next(iter(broken))}'])[0]}")
         if arguments.report:
             _say(f"report: {arguments.report}")
     return 0 if held else 1
+
+
+def _repeat(reports: list[Report]) -> str:
+    return f"; repeat: {reports[-1].facts['repeat']}" if reports else ""
 
 
 def _impossible(arguments: argparse.Namespace) -> dict[str, str]:
@@ -74,7 +86,8 @@ def _plan(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "nodes": arguments.nodes, "spares": arguments.spares, "procs_per_node": arguments.procs_per_node,
         "steps": arguments.steps, "step_s": arguments.step_ms / 1000, "seed": arguments.seed,
         "exact": arguments.exact, "way": arguments.way,
-        "settings": {"backend": choose_backend(arguments.backend)}, "say": lambda text: _say(f"[{name}] {text}")}
+        "settings": {"backend": choose_backend(arguments.backend), "network": arguments.network},
+        "say": lambda text: _say(f"[{name}] {text}")}
 
 
 def _say(text: str) -> None:

@@ -9,10 +9,12 @@ import sys
 import time
 from dataclasses import asdict
 
+from ftlab.cli.terminal import printable
 from ftlab.cluster.sandbox import Limits
 from ftlab.grading.course.course import Course
 from ftlab.grading.marking.grading import Graded, Settings, export
 from ftlab.grading.marking.grading import grade as grade_lab
+from ftlab.grading.marking.similarity import similar_submissions
 
 _EVERY_S = 5.0  # between two progress lines where there is no terminal
 
@@ -21,6 +23,8 @@ def grade(arguments: argparse.Namespace) -> int:
     """Grade; 0 if every submission could be graded and no check failed by itself."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end, it ends as by Ctrl-C: nothing is left
     course, begin = Course.find(), time.monotonic()
+    if arguments.similar:
+        return _similar(course, arguments)
     settings = Settings(jobs=arguments.jobs, students=tuple(arguments.student), again=arguments.again,
                         sandbox=arguments.sandbox, limits=Limits(memory_mb=arguments.memory_mb))
     line = _Line()
@@ -37,24 +41,38 @@ def grade(arguments: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
+def _similar(course: Course, arguments: argparse.Namespace) -> int:
+    pairs = similar_submissions(course, arguments.lab, arguments.student)
+    if arguments.json:
+        found = [asdict(pair) for pair in pairs]
+        sys.stdout.write(json.dumps({"lab": arguments.lab, "similar": found, "ok": True}) + "\n")
+    else:
+        lines = [printable(str(pair)) for pair in pairs] or ["no two submissions are alike beyond the given cells"]
+        sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
 def _table(rows: list[Graded], lab: str, seconds: float) -> list[str]:
-    width = max([len("student"), *(len(row.student) for row in rows)])
+    names = {row.student: printable(row.student) for row in rows}
+    width = max([len("student"), *map(len, names.values())])
     lines = [f"{'student':<{width}}  {'score':>12}  {'seconds':>7}"]
     for row in rows:
         score = f"{row.score:g} of {row.points:g}"
         spent = "before" if row.unchanged else f"{row.seconds:.1f}" if row.seconds else "-"
-        lines.append(f"{row.student:<{width}}  {score:>12}  {spent:>7}{'  manual grading left' if row.manual else ''}")
-        told = [("NOT GRADED, counts 0", row.problem)] if row.problem else []
+        left = f"  {_late(row)}" if row.late_s else ""
+        left += "  manual grading left" if row.manual else ""
+        lines.append(f"{names[row.student]:<{width}}  {score:>12}  {spent:>7}{left}")
+        label = f"NOT GRADED, and {row.counts} counts" if row.counts else "NOT GRADED, counts 0"
+        told = [(label, row.problem)] if row.problem else []
         told += [("NOT GRADED, try again", row.failed)] if row.failed else []
         told += [("LOOK", each) for each in row.troubles] + [("note", each) for each in row.notes]
-        lines += [f"{'':<{width}}  {kind}: {_printable(text)}" for kind, text in told]
+        lines += [f"{'':<{width}}  {kind}: {printable(text)}" for kind, text in told]
     done = sum(not row.problem and not row.failed for row in rows)
     return [*lines, f"{lab}: {done} of {len(rows)} submissions graded in {seconds:.1f} s"]
 
 
-def _printable(text: str) -> str:
-    """Names of files and errors are the student's: they must not steer this terminal."""
-    return "".join(each if each.isprintable() else "?" for each in text)
+def _late(row: Graded) -> str:
+    return f"{row.late_s / 3600:.1f} h late" + (f", {row.penalty:g} taken off" if row.penalty else "")
 
 
 class _Line:

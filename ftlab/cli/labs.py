@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from ftlab.errors import FtlabError
+from ftlab.cluster.temporary import TemporaryFolder
+from ftlab.errors import ConfigError, FtlabError
 from ftlab.grading.course import cells, points
 from ftlab.grading.course.audit import audit
+from ftlab.grading.course.bundle import FOLDER
+from ftlab.grading.course.bundle import pack as pack_bundle
 from ftlab.grading.course.course import Course
 from ftlab.grading.course.release import generated
 from ftlab.grading.course.release import release as release_labs
@@ -23,6 +26,7 @@ from ftlab.grading.course.running import Ran
 from ftlab.grading.course.running import run as run_notebook
 
 _PAGES = "build/labs"
+_BUNDLE = "build/ftlab-labs.zip"
 
 
 def release(arguments: argparse.Namespace) -> int:
@@ -92,13 +96,29 @@ def render(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def pack(arguments: argparse.Namespace) -> int:
+    """Write the bundle that is handed out to students."""
+    course = Course.find()
+    labs = course.labs(arguments.lab)
+    to = Path(arguments.to) if arguments.to else course.root / _BUNDLE
+    if arguments.to and not to.parent.is_dir():
+        raise ConfigError(f"there is no folder {to.parent}", hint="--to FILE.zip, in a folder that is there")
+    say(f"generating {', '.join(labs)}, and looking for what must not get out ...")
+    names = pack_bundle(course, labs, to)
+    digest = hashlib.sha256(to.read_bytes()).hexdigest()
+    _answer(arguments, {"bundle": str(to), "labs": labs, "files": names, "sha256": digest},
+            f"{to}: {len(names)} files, {to.stat().st_size >> 10} kB, sha256 {digest[:16]}...\n"
+            f"students: unzip {to.name} && cd {FOLDER} && make lab")
+    return 0
+
+
 def _execute(course: Course, lab: str, cell_s: float) -> tuple[Any, list[Ran], float]:
     """A lab's source, executed in a copy of its folder."""
     begin = time.monotonic()
     source = course.notebook(lab)
     notebook = cells.read(source)
-    with tempfile.TemporaryDirectory(prefix=f"ftlab-{lab}-") as place:
-        folder = Path(shutil.copytree(source.parent, Path(place) / lab))
+    with TemporaryFolder(lab) as place:
+        folder = Path(shutil.copytree(source.parent, place / lab))
         done = run_notebook(notebook, folder, lambda ran, count: say(progress(lab, ran, count)), cell_s=cell_s)
     return notebook, done, time.monotonic() - begin
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftlab import __version__
+from ftlab.config import NETWORKS
 from ftlab.errors import ConfigError, FtlabError, UnknownFault
 
 Command = Callable[[argparse.Namespace], int]
@@ -29,10 +30,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     except FtlabError as error:
-        if getattr(arguments, "json", False):
-            print(json.dumps(error.to_dict()))
-        print(f"ftlab: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError | UnknownFault) else 1
+        return _tell(error, arguments)
+    except OSError as error:  # the machine refused: a full disk, a folder of somebody else
+        place = f": {error.filename}" if error.filename else ""
+        return _tell(FtlabError(f"{error.strerror or error}{place}", hint="`ftlab doctor` looks this machine over"),
+                     arguments)
+
+
+def _tell(error: FtlabError, arguments: argparse.Namespace) -> int:
+    if getattr(arguments, "json", False):
+        print(json.dumps(error.to_dict()))
+    print(f"ftlab: {error}", file=sys.stderr)
+    return 2 if isinstance(error, ConfigError | UnknownFault) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,11 +56,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_checkpoints(commands)
     _add_image(commands)
+    lab = _add(commands, "lab", _lab, "open JupyterLab on the labs; its terminals and kernels find ftlab",
+               "ftlab lab -- --no-browser --port 9000")
+    lab.add_argument("jupyter", metavar="-- ARGUMENT", nargs="*", help="passed on to JupyterLab, after two dashes")
     _add_labs(commands)
     _add_grade(commands)
     _add_submissions(commands)
-    demo = _add(commands, "demo", _demo, "a tour of about two minutes", "ftlab demo")
+    demo = _add(commands, "demo", _demo, "a tour of about two minutes; what this machine cannot do is named and left "
+                "out", "ftlab demo")
     demo.add_argument("--quick", action="store_true", help="only the first fault")
+    demo.add_argument("--report", default="", metavar="FILE.html", help="where the tour's report goes (default "
+                      "ftlab-demo.html, here)")
     return parser
 
 
@@ -71,6 +86,12 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
                              "(default process)")
 
 
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--network", choices=NETWORKS, default="auto",
+                        help="of processes: the host's, or a private one, which nobody else can reach; auto: private "
+                             "where packets can be dropped only there")
+
+
 def _add_doctor(commands: Any) -> None:
     doctor = _add(commands, "doctor", _doctor, "what this machine can run, and what to do about each gap",
                   "ftlab doctor --json")
@@ -80,7 +101,9 @@ def _add_doctor(commands: Any) -> None:
 def _add_clusters(commands: Any) -> None:
     up = _add(commands, "up", _up, "start a cluster that outlives this command", "ftlab up --nodes 4 --spares 1")
     _add_size(up)
-    up.add_argument("--port", type=int, default=0, help="the controller's port on 127.0.0.1 (default: a free one)")
+    _add_network(up)
+    up.add_argument("--port", type=int, help="a port on 127.0.0.1 for the controller, such as for Prometheus; 0: a "
+                    "free one (default: none, but a socket file that other users cannot open)")
     status = _add(commands, "status", _status, "the clusters that are up", "ftlab status")
     down = _add(commands, "down", _down, "end a cluster that `ftlab up` started", "ftlab down ft-1a2b3c4d")
     down.add_argument("name", nargs="?", help="its name (not needed if there is only one)")
@@ -96,6 +119,7 @@ def _add_drill(commands: Any) -> None:
                        "link, disk, controller, blackout, corrupt; `random` for a random schedule, `all` for one of "
                        "each that this machine can do")
     _add_size(drill)
+    _add_network(drill)
     drill.add_argument("--steps", type=int, default=150, help="steps to train (default 150)")
     drill.add_argument("--step-ms", type=float, default=20.0, help="length of a step (default 20)")
     drill.add_argument("--seed", type=int, default=0, help="of victims and moments (default 0)")
@@ -193,14 +217,17 @@ def _add_labs(commands: Any) -> None:
                   "ftlab labs points")
     render = _add(inner, "render", _labs("render"), "execute the solutions and write the students' view as HTML pages",
                   "ftlab labs render lab00 --to build/labs")
-    for each in (release, check, run, render):
+    pack = _add(inner, "pack", _labs("pack"), "write the bundle for students: labs, ftlab, pinned versions; nothing of "
+                "solutions, hidden tests or tests", "ftlab labs pack lab00 lab01 --to week1.zip")
+    pack.add_argument("--to", default="", metavar="FILE.zip", help="where it goes (default build/ftlab-labs.zip)")
+    for each in (release, check, run, render, pack):
         each.add_argument("lab", metavar="LAB", nargs="*", help="only these, such as lab01 (default: all)")
     for each in (run, render):
         each.add_argument("--cell-timeout", type=float, default=600.0, metavar="S",
                           help="the longest that one cell may take (default 600)")
     release.add_argument("--force", action="store_true", help="replace labs that somebody has edited")
     render.add_argument("--to", default="", metavar="FOLDER", help="where the pages go (default build/labs)")
-    for each in (release, check, run, points, render):
+    for each in (release, check, run, points, render, pack):
         each.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -215,7 +242,11 @@ def _add_submissions(commands: Any) -> None:
                         help="the longest that one cell may take (default 600)")
     collect = _add(commands, "collect", _submissions("collect"), "for instructors: take files of ftlab submit, or "
                    "plain notebooks, into submitted/", "ftlab collect downloads/lab01.zip")
-    collect.add_argument("place", metavar="FOLDER|ARCHIVE")
+    collect.add_argument("place", nargs="?", default="", metavar="FOLDER|ARCHIVE")
+    collect.add_argument("--download", action="store_true", help="it is the download of a course (Moodle, Canvas, "
+                         "nbgrader), not a student's: it may hold the work of many, and its paths say whose")
+    collect.add_argument("--choose", default="", metavar="LAB/STUDENT/HAND-IN", help="let this one of received/ count, "
+                         "whatever comes later; LAB/STUDENT/newest takes it back")
     collect.add_argument("--pattern", default="", metavar="REGEX", help="whose a file is, by its path: a regular "
                          "expression with the group (?P<student>...), perhaps (?P<lab>...)")
     for each in (submit, collect):
@@ -232,6 +263,8 @@ def _add_grade(commands: Any) -> None:
     grade.add_argument("--student", action="append", default=[], metavar="S", help="only this one (may be repeated)")
     grade.add_argument("--csv", default="", metavar="FILE", help="write the marks of this lab as CSV")
     grade.add_argument("--again", action="store_true", help="even what was graded before")
+    grade.add_argument("--similar", action="store_true",
+                       help="grade nothing: show pairs of submissions that are alike beyond the given cells")
     grade.add_argument("--sandbox", default="auto", choices=("auto", "container", "namespaces", "limits"),
                        help="where student's code runs (default auto: the strongest that works here)")
     grade.add_argument("--memory-mb", type=int, default=3072, metavar="MB", help="for each submission (default 3072)")
@@ -287,6 +320,11 @@ def _checkpoints(name: str) -> Command:
 def _image_build(arguments: argparse.Namespace) -> int:
     from ftlab.cli.images import build
     return build(arguments)
+
+
+def _lab(arguments: argparse.Namespace) -> int:
+    from ftlab.cli.lab import lab
+    return lab(arguments)
 
 
 def _labs(name: str) -> Command:

@@ -10,11 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ftlab.cli.labs import progress, say
+from ftlab.cli.terminal import printable
 from ftlab.errors import ConfigError
-from ftlab.grading.course.collecting import Taken
+from ftlab.grading.course.collecting import Rules, Taken, choose
 from ftlab.grading.course.collecting import collect as collect_from
 from ftlab.grading.course.course import Course
 from ftlab.grading.course.parcel import STUDENT
+from ftlab.grading.course.received import FOLDER
 from ftlab.grading.course.running import Ran
 from ftlab.grading.course.submitting import Submission, find_work
 from ftlab.grading.course.submitting import submit as submit_work
@@ -46,16 +48,20 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def collect(arguments: argparse.Namespace) -> int:
-    """Take submissions in; 0 if none was refused."""
+    """Take submissions in, or choose the one that counts; 0 if none was refused."""
     course = Course.find()
-    results = collect_from(course, Path(arguments.place), arguments.pattern)
+    if bool(arguments.choose) == bool(arguments.place):
+        raise ConfigError("name a folder or an archive to collect, or --choose a hand-in that is kept",
+                          hint="ftlab collect inbox/; ftlab collect --choose lab01/alice/20261118T080000Z-0a1b2c3d")
+    results = [choose(course, arguments.choose)] if arguments.choose else collect_from(
+        course, Path(arguments.place), Rules(pattern=arguments.pattern, download=arguments.download))
     refused = sum(each.outcome == "refused" for each in results)
     if arguments.json:
         sys.stdout.write(json.dumps({"ok": not refused, "files": [asdict(each) for each in results]}) + "\n")
     else:
         taken = sum(each.outcome == "taken" for each in results)
         lines = [*map(_line, results), f"{taken} taken, {refused} refused, {len(results) - taken - refused} left"]
-        sys.stdout.write("\n".join(lines) + f"; they are in {course.submitted}\n")
+        sys.stdout.write("\n".join(lines) + f"; what counts is in {course.submitted}, all of it in {FOLDER}/\n")
     if not results:
         raise ConfigError(f"{arguments.place} holds nothing that was handed in",
                           hint="files of ftlab submit (lab01-NAME.zip), notebooks, or archives of them")
@@ -84,4 +90,4 @@ def _failure(ran: Ran) -> str:
 def _line(each: Taken) -> str:
     who = f"{each.lab} {each.student}: " if each.student else ""
     why = f" ({'; '.join(part for part in (each.why, *each.notes) if part)})" if each.why or each.notes else ""
-    return f"{each.outcome:<10} {who}{each.file}{why}"
+    return printable(f"{each.outcome:<10} {who}{each.file}{why}")

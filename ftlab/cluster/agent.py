@@ -4,7 +4,9 @@ A heartbeat goes out when a worker has told of its steps, and else when its time
 much as what it does then, so what can be done in one go is done in one go.
 
 It holds a lease: while the controller answers, the workers train. When the controller has been silent longer than the
-lease, the agent ends its workers by itself, so a node that was cut off cannot go on in a world that has moved on.
+lease, the agent has its workers stop, so a node that was cut off cannot go on in a world that has moved on. They keep
+their state: if nobody else has taken their seats when the controller is heard again, training goes on from there. One
+that does not stop is ended after as long again.
 While the controller is away for a shorter time (it was killed and is being restarted) training goes on, and what the
 workers reported meanwhile is kept until it is acknowledged.
 """
@@ -55,6 +57,7 @@ class NodeAgent:
         self._beaten = 0.0  # when the last heartbeat was sent
         self._next_beat: asyncio.TimerHandle | None = None
         self._heard = time.monotonic()
+        self._halted = False  # its lease ran out, and its workers were told to stop
         self._refused: float | None = None  # since when nobody listens at the controller's port
         self._steps: list[list[Any]] = []  # [local_rank, *StepDone] of each that is not yet in the controller's journal
         self._sent = 0  # of them, on this link
@@ -85,7 +88,7 @@ class NodeAgent:
                 self._link = await self._connect()
                 self._refused = None
                 while (raw := await self._link.read_message()) is not None:
-                    self._heard = time.monotonic()
+                    self._heard, self._halted = time.monotonic(), False
                     await self._on_message(messages.loads(raw))
             except (TimeoutError, OSError, RuntimeError) as error:
                 self._note_refusal(error)
@@ -93,6 +96,7 @@ class NodeAgent:
             except Exception as error:  # HTTP errors of the handshake, bad messages: try again, say why
                 log.info("link refused: %s", error)
             self._link = None
+            self._crew.go_on()
             await asyncio.sleep(_RETRY_S)
 
     async def _connect(self) -> WebSocketClientConnection:
@@ -137,6 +141,8 @@ class NodeAgent:
             case messages.ToWorkers():
                 if message.body.get("kind") == "Terminate":
                     self._keeper.ended(int(message.body["generation"]))
+                elif message.body.get("kind") == "Join":
+                    self._take_over(message.job, message.body["table"])
                 self._crew.tell(message.job, message.body)
             case messages.Buddy():
                 self._keeper.buddy = message
@@ -155,13 +161,21 @@ class NodeAgent:
         now = self._beaten = time.monotonic()
         self._crew.look_out(now)
         if now - self._heard > self._lease_s and self._crew.workers:
-            log.warning("lease ran out after %.1f s: ending workers", now - self._heard)
-            self._start_over()
+            self._lose_lease(now - self._heard)
         elif self._is_orphan(now):
             log.warning("the controller is gone: this node ends itself")
             self._over.set()
         elif self._link is not None and now - self._heard > _SILENT_S:
             self._link.close()  # silent: knock again
+
+    def _lose_lease(self, silence: float) -> None:
+        """Nobody may train here any more; what the workers hold may be all there is, so they live."""
+        if not self._halted:
+            log.warning("lease ran out after %.1f s: workers stop", silence)
+            self._halted = True
+            self._keeper.ended(self._crew.halt())
+        elif silence > 2 * self._lease_s:
+            self._crew.end_training()
 
     def _examine(self, local_rank: int, until: float) -> None:
         """Glance at a worker again and again, at moments that have nothing to do with what it does."""
@@ -250,8 +264,10 @@ class NodeAgent:
             return
         if isinstance(message, messages.Failed):
             worker.reported = True
+        elif isinstance(message, messages.Held):
+            worker.held = self._link is not None and not message.missed
         worker.urgent = worker.urgent or isinstance(message, messages.Spans)  # the first step of a generation
-        if isinstance(message, messages.Finished):
+        if isinstance(message, messages.Finished | messages.Held):
             self._send_heartbeat()  # the steps before it first
         self._pass_on(messages.FromWorker(job=worker.job, run=worker.run, local_rank=worker.local_rank, pid=worker.pid,
                                           body=messages.encode(message)))
@@ -273,6 +289,7 @@ class NodeAgent:
         """A snapshot is in memory that outlives the worker: note it, and have it written."""
         order = SaveOrder(**message.order)
         self._pass_on(messages.Noted(job=worker.job, event="checkpoint.snapshot", step=order.step,
+                                     generation=order.generation,
                                      data={"blocking_s": message.blocking_s, "bytes": order.bytes}))
         loop = asyncio.get_running_loop()
 
@@ -280,6 +297,11 @@ class NodeAgent:
             loop.call_soon_threadsafe(self._on_kept, worker.local_rank, news)
 
         self._keeper.keep(worker.job, worker.local_rank, message.slot, order, tell)
+
+    def _take_over(self, job: str, table: dict[str, Any]) -> None:
+        """A generation begins: the agent of its rank 0, which will commit, fences the earlier ones in storage."""
+        if table["seats"][0]["node"] == self.identity.name:
+            self._keeper.take_over(job, int(table["generation"]))
 
     def _on_kept(self, local_rank: int, news: messages.Message) -> None:
         worker = self._crew.workers.get(local_rank)  # perhaps not the one that took the snapshot

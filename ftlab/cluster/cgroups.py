@@ -8,7 +8,7 @@ below the nearest cgroup that hands the controller on.)
 
 Where it stops: memory stays charged to the cgroup in which it was taken. A process that is moved into a cage leaves
 what it holds behind, and the limit counts only what it takes from then on. Cages need Linux and the right to make
-cgroups: root, or a session to which systemd delegated its own; `available` tries it. A cage is named `ftlab-...`; when
+cgroups: root, or one that was delegated (`delegation.py`); `available` tries it. A cage is named `ftlab-...`; when
 its maker is killed it stays behind, empty.
 """
 
@@ -219,8 +219,7 @@ def _reason_for_none(controller: str) -> str:
 
 def _reason_for(error: OSError, parent: Path) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
-        return (f"no permission to make a cgroup in {parent}; run as root, or with cgroups of your own: "
-                "systemd-run --user --scope -p Delegate=yes COMMAND")
+        return f"no permission to make a cgroup in {parent}, which is not this user's"
     if error.errno == errno.EROFS:
         return f"{parent} is mounted read-only, as in most containers; start the container with --privileged"
     return f"the kernel refuses a cgroup in {parent}: {error.strerror}"

@@ -12,33 +12,47 @@ The processes belong to a launcher that ends with this object, with this process
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
-import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import cloudpickle
 
-from ftlab.cluster import abilities, runs
+from ftlab.cluster import abilities, cells, runs, warm_start
 from ftlab.cluster.client import ApiClient, Follower
+from ftlab.cluster.interrupts import deferred, told
 from ftlab.cluster.job import Job
-from ftlab.cluster.launcher_settings import DETECTOR, SETTINGS
+from ftlab.cluster.job_options import check_call, own_manager, read_settings
+from ftlab.cluster.launcher_process import LauncherProcess, end_launcher, start_launcher
+from ftlab.cluster.launcher_settings import DETECTOR
+from ftlab.cluster.private_network import choose_network
 from ftlab.cluster.progress import Progress
 from ftlab.cluster.shipping import pack_own, ship
+from ftlab.cluster.twin import Shipment
 from ftlab.cluster.view import cluster_html, cluster_text
-from ftlab.config import DISK, CheckpointConfig, ClusterConfig, JobConfig, checkpoint_dir, child_environment
-from ftlab.errors import ClusterClosed, ClusterError, ConfigError, NodeStartTimeout, from_dict
+from ftlab.config import ClusterConfig, JobConfig
+from ftlab.errors import (
+    BadMessage,
+    ClusterClosed,
+    ClusterError,
+    ConfigError,
+    FaultError,
+    JobRunning,
+    NodeStartTimeout,
+    StepPassed,
+    UnknownNode,
+    WaitInterrupted,
+    from_dict,
+)
 from ftlab.events import Event
-from ftlab.train.own import is_manager
+from ftlab.validation import check, check_least
 
 _ECHO: Any = object()  # the notebook's standard output, as it is when the cluster is made
 _LAST_WORDS_S = 2.0  # from a node's end to what it said in the launcher's log
@@ -58,37 +72,27 @@ class Cluster:
                  policy: Callable[..., Any] | None = None, detector: str | Callable[[], Any] = "timeout",
                  echo: TextIO | None = _ECHO, progress: TextIO | None = None, detached: bool = False,
                  **settings: Any) -> None:
-        backend = choose_backend(backend)
-        if detector == "own":
+        check("policy", policy, Callable | None)
+        check("progress", progress, TextIO | None)
+        check("echo", None if echo is _ECHO else echo, TextIO | None)
+        check("detached", detached, bool)
+        self.backend = choose_backend(backend)
+        if isinstance(detector, str) and detector == "own":
             raise ConfigError("a detector of your own is handed in itself", hint="Cluster(detector=MyDetector)")
         kind, own = (detector, b"") if isinstance(detector, str) else ("own", pack_own("detector", detector))
-        try:
-            self.config = ClusterConfig(nodes=nodes, spares=spares, procs_per_node=procs_per_node, backend=backend,
-                                        detector=kind, **settings)
-        except TypeError as error:
-            raise ConfigError(f"unknown setting: {error}", hint="see ftlab.ClusterConfig") from None
+        config = ClusterConfig(nodes=nodes, spares=spares, procs_per_node=procs_per_node, backend=self.backend,
+                               detector=kind, **settings)
+        network = choose_network(config.network) if self.backend == "process" else config.network
+        self.config = replace(config, network=network)
         self.name = f"ft-{secrets.token_hex(4)}"
-        self.backend = backend
         self._policy, self._echo = policy, sys.stdout if echo is _ECHO else echo
-        token = secrets.token_urlsafe(24)
-        folder = runs.make_folder(self.name)
-        self._folder: Path | None = folder
-        if own:
-            (folder / DETECTOR).write_bytes(own)
-        self._launcher: subprocess.Popen[bytes] | None
-        self._owner: Connection | None
-        self._launcher, self._owner = self._start_launcher(folder, token, detached)
-        self._finalizer: Callable[[], Any] | None = weakref.finalize(
-            self, _end_launcher, self._launcher, self._owner, folder)
-        line = Progress(progress)
-        try:
-            url = self._await_launcher(line)
-            self._attach(url, token)
-            self._await_nodes(line)
-        except BaseException:
-            self.close()
-            raise
-        line.done(f"{self!r} is up")
+        self._job: Job | None = None  # the last one
+        self._closed = False
+        self._folder: Path | None = None
+        self._launcher: LauncherProcess | None = None
+        self._owner: Connection | None = None
+        self._finalizer: Callable[[], Any] | None = None
+        self._start(Progress(progress), secrets.token_urlsafe(24), own, detached)
 
     @classmethod
     def connect(cls, card: dict[str, Any], echo: TextIO | None = None) -> Cluster:
@@ -98,8 +102,10 @@ class Cluster:
         self.backend = self.config.backend
         self._folder, self._policy, self._echo = Path(card["folder"]) if card["folder"] else None, None, echo
         self._launcher = self._owner = None
-        self._finalizer = None
+        self._finalizer = self._job = None
+        self._closed = False
         self._attach(card["url"], card["token"])
+        self.follower.wait_for(self.status()["events"])  # else what was before would count as the next job's
         return self
 
     # ---- what a notebook does with it ----------------------------------------------------------------------
@@ -110,28 +116,50 @@ class Cluster:
 
         `checkpoint` may also be a checkpoint manager of your own, `MyManager(folder)`: see `ftlab.train.own`.
         """
-        fields = JobConfig.__dataclass_fields__
-        manager = _own_manager(options)
-        settings = {name: options.pop(name) for name in list(options) if name in fields}
-        job_config = _absolute(config or JobConfig(**settings), self.config)
-        if job_config.min_nodes is not None and job_config.min_nodes > self.config.nodes:
-            raise ConfigError(f"min_nodes={job_config.min_nodes} is more than the cluster's {self.config.nodes} nodes")
-        chosen = policy or self._policy
-        code = ship(train, args, options, chosen, manager)
-        extra = cloudpickle.dumps(chosen) if chosen else b""
-        first = len(self.events)
-        name = getattr(train, "__name__", type(train).__name__)
-        head = {"job": secrets.token_hex(6), "name": name, "config": job_config.to_dict(), "path": sys.path,
-                "policy_bytes": len(extra)}
-        answer = self.api.post("/api/jobs", code + extra, X_Ftlab_Job=json.dumps(head))
-        return Job(self, answer["job"], name, first)
+        self.must_be_open()
+        with told("stopped before the job was sent: nothing was started"):
+            manager = own_manager(options, self.config)
+            job_config = read_settings(config, options, self.config)
+            check_call(train, args, options)
+            chosen = check("policy", policy, Callable | None) or self._policy
+            code = ship(train, args, options, chosen, manager)
+            extra = cloudpickle.dumps(chosen) if chosen else b""
+            sent = Shipment(getattr(train, "__name__", type(train).__name__), code, extra, job_config)
+            again = replace(sent, code=ship(train, args, options, chosen)) if manager is not None else sent
+        job = self.send(sent)
+        job.sent = again
+        return job
+
+    def send(self, sent: Shipment) -> Job:
+        """Start a job from its bytes."""
+        self._make_way()
+        first = self.follower.seq
+        number = secrets.token_hex(6)
+        head = {"job": number, "name": sent.name, "config": sent.config.to_dict(), "path": sys.path,
+                "policy_bytes": len(sent.policy)}
+        self._job = job = Job(self, number, sent.name, first)
+        job.abandoned = True  # if this does not end well, the controller may have it all the same
+        with told(f"stopped while job {sent.name} was being sent: it may go on",
+                  hint="cluster.close() ends everything; the next submit takes its place"):
+            self.api.post("/api/jobs", sent.code + sent.policy, X_Ftlab_Job=json.dumps(head))
+        job.abandoned = False
+        return job
 
     def inject(self, fault: Injectable) -> Any:
         """Do a fault now, or when its time comes; its receipt."""
-        return fault.inject(self)
+        if isinstance(fault, type) or not callable(getattr(fault, "inject", None)):
+            raise FaultError(f"inject takes a fault, and {fault!r} is none",
+                             hint="cluster.inject(faults.kill(\"node-1\")), with `from ftlab import faults`")
+        self.must_be_open()
+        try:
+            return fault.inject(self)
+        except KeyboardInterrupt:
+            raise WaitInterrupted("stopped while a fault was being injected: it may have happened without a receipt",
+                                  hint="look at the cluster, and start a new one if in doubt") from None
 
     def status(self) -> dict[str, Any]:
         """What the controller holds of its nodes and its job."""
+        self.must_be_open()
         return self.api.get("/api/status")
 
     @property
@@ -142,12 +170,26 @@ class Cluster:
     @property
     def running(self) -> bool:
         """Whether the cluster is up."""
+        if self._closed:
+            return False
         if self._launcher is not None:
             return self._launcher.poll() is None
         return self._folder.exists() if self._folder else not self.follower.lost
 
+    def must_be_open(self, consequence: str = "") -> None:
+        """Raise ClusterClosed unless the cluster is up."""
+        if not self.running:
+            how = "is closed" if self._closed else "is gone: its launcher has ended"
+            raise ClusterClosed(f"cluster {self.name} {how}{f', and {consequence}' if consequence else ''}",
+                                hint="make a new one: ftlab.Cluster(...)")
+
     def logs(self, node: str, local_rank: int = 0) -> str:
         """All that a node's worker has printed, also what was not shown."""
+        self.must_be_open("its logs went with it")
+        check_least("local_rank", local_rank, 0)
+        known = list(dict.fromkeys(event.source for event in self.events if event.kind == "node.joined"))
+        if node not in known:
+            raise UnknownNode(f"no node is called {node!r}", seen=f"nodes are {', '.join(map(str, known))}")
         path = self._folder / "logs" / f"{node}-{local_rank}.log" if self._folder else None
         return path.read_text(errors="replace") if path and path.exists() else ""
 
@@ -162,12 +204,15 @@ class Cluster:
 
     def close(self) -> None:
         """End all processes and remove every trace; may be called twice."""
-        if hasattr(self, "follower"):
-            self.follower.close()
-        if self._finalizer is not None:
-            self._finalizer()
+        with told(f"stopped; cluster {self.name} is closed all the same"), deferred():
+            if hasattr(self, "follower"):
+                self.follower.close()
+            if self._finalizer is not None:
+                self._finalizer()
+            self._closed = True
 
     def __enter__(self) -> Cluster:
+        self.must_be_open()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -183,10 +228,12 @@ class Cluster:
 
     def order(self, **request: Any) -> dict[str, Any]:
         """Have the launcher do something to the cluster's processes."""
+        self.must_be_open()
         return self.api.order(**request)
 
     def record(self, kind: str, **fields: Any) -> None:
         """Put a fault's receipt into the event log, and see it there."""
+        self.must_be_open()
         answer = self.api.post("/api/events", {"kind": kind, "id": secrets.token_hex(8), **fields})
         self.follower.wait_for(answer["seq"])
 
@@ -196,7 +243,23 @@ class Cluster:
 
     def expect_step(self, step: int) -> None:
         """Have this step reported at once, not with the next heartbeat."""
+        self.must_be_open()
         self.api.post("/api/watch", {"step": step})
+
+    def hold(self, step: int) -> str:
+        """Have training pause when so many steps are committed, in the job that runs or in the next one; a name for
+        `release`. `hold.reached` tells when it does; raises StepPassed if the job is already beyond that step."""
+        self.must_be_open()
+        name = secrets.token_hex(6)
+        passed = self.api.post("/api/holds", {"hold": name, "step": step})["passed"]
+        if passed is not None:
+            raise StepPassed(f"step {step} has passed: the job is at step {passed}", step=step, at=passed)
+        return name
+
+    def release(self, hold: str) -> None:
+        """Let training go on."""
+        self.must_be_open()
+        self.api.post(f"/api/holds/{hold}/release")
 
     # ---- output --------------------------------------------------------------------------------------------
 
@@ -218,22 +281,65 @@ class Cluster:
 
     # ---- starting ------------------------------------------------------------------------------------------
 
-    def _start_launcher(self, folder: Path, token: str, detached: bool) -> tuple[subprocess.Popen[bytes], Connection]:
-        settings = {"cluster": self.name, "token": token, "config": self.config.to_dict(), "detached": detached}
-        path = folder / SETTINGS
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            json.dump(settings, file)
-        mine, theirs = Pipe()
-        environment = child_environment(self.name, folder)
-        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-        with (folder / "launcher.log").open("wb") as log:
-            launcher = subprocess.Popen(
-                [sys.executable, "-m", "ftlab.cluster.launcher", str(folder), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(theirs.fileno(),),
-                start_new_session=True, env=environment)
-        theirs.close()
-        runs.write_pid(folder, launcher.pid)
-        return launcher, mine
+    def _make_way(self) -> None:
+        """One job at a time: one that somebody stopped waiting for is ended, any other is an error."""
+        job = self._job
+        if job is None or job.done:
+            return
+        if not job.abandoned:
+            raise JobRunning(f"job {job.name} is still running, at step {job.step}",
+                             hint="job.result() waits for it, job.cancel() ends it")
+        try:
+            job.cancel()
+        except BadMessage:  # the controller has no such job: it was never sent
+            return
+        job.wait_for_end()
+        Progress().done(f"job {job.name} was still running, at step {job.step}: cancelled, the new one takes its place")
+
+    def _start(self, line: Progress, token: str, detector: bytes, detached: bool) -> None:
+        cell = None if detached else cells.running_cell()
+        try:
+            with deferred():
+                closed = cells.close_earlier(cell)
+            for name in closed:
+                line.done(f"cluster {name}, which this cell made before, is closed")
+            if not detached:
+                warm_start.prepare(self.backend == "process", line.say, self.config.start_timeout_s)
+            with deferred():
+                self._launch(token, detector, detached)
+            url = self._await_launcher(line)
+            self._attach(url, token)
+            self._await_nodes(line)
+        except KeyboardInterrupt:
+            with deferred():
+                self._abort()
+            line.done()
+            raise WaitInterrupted("the start of the cluster was stopped, and nothing of it is left") from None
+        except BaseException:
+            self.close()
+            raise
+        cells.remember(cell, self)
+        line.done(f"{self!r} is up")
+
+    def _launch(self, token: str, detector: bytes, detached: bool) -> None:
+        self._folder = folder = runs.make_folder(self.name)
+        try:
+            if detector:
+                (folder / DETECTOR).write_bytes(detector)
+            self._launcher, self._owner = start_launcher(self.name, self.config, folder, token, detached)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._finalizer = weakref.finalize(self, end_launcher, self._launcher, self._owner, folder)
+
+    def _abort(self) -> None:
+        """End a cluster that is just being started, without waiting for what its launcher does at the moment."""
+        if self._launcher is not None:
+            if self.backend == "process":
+                self._launcher.kill()  # all that it has forked ends with it
+            else:
+                self._launcher.terminate()  # containers have to be removed
+        self.close()
 
     def _await_launcher(self, line: Progress) -> str:
         assert self._owner is not None
@@ -291,43 +397,3 @@ def choose_backend(name: str) -> str:
     from ftlab.cluster import engine, image
 
     return "process" if image.possible() or engine.available() else "docker"
-
-
-def _own_manager(options: dict[str, Any]) -> Any:
-    """The manager that stands where checkpoint settings may stand, taken out of the options; None if there is none."""
-    found = options.get("checkpoint")
-    if found is None or isinstance(found, CheckpointConfig):
-        return None
-    del options["checkpoint"]
-    if isinstance(found, type):
-        found = found(checkpoint_dir())
-    if not is_manager(found):
-        raise ConfigError(f"checkpoint must be a CheckpointConfig or a checkpoint manager (got {type(found).__name__})",
-                          hint="a manager has save_checkpoint and load_checkpoint")
-    return found
-
-
-def _absolute(config: JobConfig, cluster: ClusterConfig) -> JobConfig:
-    """The same, with a folder for checkpoints that means the same on every node."""
-    if config.checkpoint is None:
-        return config
-    url = config.checkpoint.url()
-    if url.startswith("memory:"):
-        raise ConfigError(f"{url} is private to each process: nodes cannot share it", hint="use a folder or s3://")
-    if "://" not in url:
-        url = str(Path(url).expanduser().absolute())
-        seen = [*cluster.share, *([DISK] if cluster.disk_mb else [])]
-        if cluster.backend == "docker" and not any(Path(url).is_relative_to(each) for each in seen):
-            raise ConfigError(f"the containers of this cluster do not see {url}", hint=f"Cluster(share=['{url}'], ...)")
-    return replace(config, checkpoint=replace(config.checkpoint, directory=url))
-
-
-def _end_launcher(launcher: subprocess.Popen[bytes], owner: Connection, folder: Path) -> None:
-    """Close the owner's end; the launcher takes that as the end of the cluster."""
-    owner.close()
-    try:
-        launcher.wait(10)
-    except subprocess.TimeoutExpired:
-        launcher.kill()
-        launcher.wait()
-    shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import secrets
 import socket
@@ -22,13 +21,10 @@ import time
 from pathlib import Path
 from typing import IO, Any, cast
 
-import psutil
-
 from ftlab.cluster import engine
 from ftlab.cluster.image import ensure_empty, possible
-from ftlab.cluster.recipe import NOBODY, node_user
-from ftlab.cluster.runs import CARD
-from ftlab.cluster.sandbox import DESK, ROOM, DiskWatch, Limits, Sandbox, environment, readable
+from ftlab.cluster.recipe import NOBODY
+from ftlab.cluster.sandbox import DESK, ROOM, DiskWatch, Limits, Sandbox, environment, own_user, readable, replaced
 from ftlab.errors import ClusterError
 
 _PERIOD_US = 100_000
@@ -57,14 +53,13 @@ class Confined:
 
     def __init__(self, argv: list[str], work: Path, log: Any, limits: Limits) -> None:
         self.name = f"ftlab-sandbox-{secrets.token_hex(4)}"
-        self.user = user = node_user()
+        self.user = user = own_user()
         self._log = os.fdopen(os.dup(log.fileno()), "wb", buffering=0)
         self._client = engine.connect()
         self._ended = False
         if user != os.getuid():
             os.chown(work / ROOM, user, -1)
         os.chmod(work / DESK, 0o755)
-        _leave_card(work, self.name)
         try:
             self._id = self._create(argv, work, limits)
             self._socket = self._attach()
@@ -94,14 +89,17 @@ class Confined:
 
     def _create(self, argv: list[str], work: Path, limits: Limits) -> str:
         client, memory = self._client, limits.memory_mb << 20
-        binds = {each: {"bind": each, "mode": "ro"} for each in [*readable(), str(work / DESK)]}
+        instead = replaced(work)
+        binds = {each: {"bind": each, "mode": "ro"} for each in [*readable(), str(work / DESK)] if each not in instead}
+        binds |= {folder: {"bind": path, "mode": "ro"} for path, folder in instead.items()}
         binds[str(work / ROOM)] = {"bind": str(work / ROOM), "mode": "rw"}
         host = client.create_host_config(
             binds=binds, network_mode="none", read_only=True, cap_drop=["ALL"], security_opt=["no-new-privileges"],
             tmpfs={"/tmp": f"size={limits.tmp_mb}m,mode=1777"}, shm_size=memory // 2, mem_limit=memory,
             memswap_limit=memory, cpu_period=_PERIOD_US, cpu_quota=round(limits.cpus * _PERIOD_US),
             pids_limit=limits.pids, auto_remove=True, log_config={"Type": "none"},
-            ulimits=[{"Name": "core", "Soft": 0, "Hard": 0}])
+            ulimits=[{"Name": "core", "Soft": 0, "Hard": 0},
+                     {"Name": "fsize", "Soft": limits.disk_mb << 20, "Hard": limits.disk_mb << 20}])
         made = client.create_container(
             ensure_empty(client), argv, name=self.name, hostname="sandbox", working_dir="/", stdin_open=True,
             user=f"{self.user}:{os.getgid() or NOBODY}", labels=engine.labels(self.name, work),
@@ -168,12 +166,6 @@ class _Input(io.RawIOBase):
             with contextlib.suppress(OSError):
                 self._stream.shutdown(socket.SHUT_WR)
         super().close()
-
-
-def _leave_card(work: Path, name: str) -> None:
-    """For `ftlab reap`: as long as this very process lives, the container is not left over."""
-    me = psutil.Process()
-    (work / CARD).write_text(json.dumps({"cluster": name, "launcher_pid": me.pid, "started": me.create_time()}))
 
 
 def _write(number: int, raw: bytes) -> None:

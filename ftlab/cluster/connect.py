@@ -6,6 +6,7 @@ from ftlab.cluster.client import ApiClient
 from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.runs import read_cards
 from ftlab.errors import ClusterError
+from ftlab.validation import check
 
 _ANSWER_S = 5.0  # a controller behind a URL may just be starting, or nobody is there
 
@@ -13,6 +14,8 @@ _ANSWER_S = 5.0  # a controller behind a URL may just be starting, or nobody is 
 def connect(name: str | None = None, token: str = "") -> Cluster:
     """The running cluster of that name, or the only one there is; with a URL and a token, the one that listens there,
     such as one that `docker compose up` started. Raises ClusterError, or BadToken."""
+    check("name", name, str | None)
+    check("token", token, str)
     if name and name.startswith(("http://", "https://")):
         return _connect_url(name.rstrip("/"), token)
     cards = [card for card in read_cards() if card["detached"] or card["cluster"] == name]
@@ -21,7 +24,7 @@ def connect(name: str | None = None, token: str = "") -> Cluster:
         return Cluster.connect(chosen[0])
     running = ", ".join(card["cluster"] for card in cards) or "none"
     if not chosen:
-        raise ClusterError("no such cluster is running" if name else "no cluster is running",
+        raise ClusterError(f"no cluster {name!r} is running" if name else "no cluster is running",
                            seen=f"running: {running}", hint="start one with `ftlab up`")
     raise ClusterError("several clusters are running", seen=running, hint="name one of them")
 

@@ -140,6 +140,10 @@ class Containers:
         """The nodes that have not ended."""
         return [node.name for node in self._nodes.values() if node.ended_at is None]
 
+    def agents(self) -> list[int]:
+        """None: an agent is a child of its container's first process."""
+        return []
+
     def pids(self, name: str) -> list[int]:
         """All processes of a node, as this machine sees them."""
         node = self._find(name)

@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 
 from ftlab.cluster.launcher_settings import DETECTOR
+from ftlab.cluster.private_network import give_up_rights
 from ftlab.config import ClusterConfig
 from ftlab.events import EventLog
 from ftlab.health.own import MakeOwn
@@ -30,6 +31,8 @@ def run_controller(config: ClusterConfig, token: str, folder: Path, gates: list[
                    launcher: Connection, launched: bool = True) -> int:
     """The whole life of a controller; returns its exit code. The last of the gates is the one that nodes knock at.
     `launched`: the launcher has started all nodes already; else they come by themselves."""
+    if config.network == "private":
+        give_up_rights()
     asyncio.run(_ControlProcess(config, token, folder, gates, launcher, launched).run())
     return 0
 

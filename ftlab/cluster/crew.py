@@ -32,7 +32,7 @@ _IN_LOOP = (Place.OUTSIDE, Place.COMPUTING, Place.COMMUNICATING)
 _STUCK_S = 0.5  # a worker that has not moved for so long and is ended was stuck
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """One training process, from the moment it is asked for."""
 
@@ -45,6 +45,7 @@ class Worker:
     pid: int = 0
     reported: bool = False  # it said itself why it ends
     urgent: bool = False  # its next step is reported at once
+    held: bool = False  # it pauses, and the controller has heard of it
 
     def tell(self, raw: bytes) -> None:
         """Send it an encoded message; one that is gone hears nothing."""
@@ -92,7 +93,8 @@ class Crew:
     def reports(self) -> list[dict[str, Any]]:
         """Each worker's progress with its place on the node, as heartbeats carry it."""
         return [{"local_rank": local_rank, "pid": worker.pid, "run": worker.run,
-                 "slow": self.lookout.slow(local_rank), **self._pages[local_rank].read().to_dict()}
+                 "slow": self.lookout.slow(local_rank), "starved": self.lookout.starved(local_rank),
+                 **self._pages[local_rank].read().to_dict()}
                 for local_rank, worker in sorted(self.workers.items())]
 
     def look_out(self, now: float) -> None:
@@ -135,6 +137,26 @@ class Crew:
         for worker in self.workers.values():
             if worker.job == job:
                 worker.tell(raw)
+
+    def go_on(self) -> None:
+        """The controller that was told of their pauses is gone: nobody would end them."""
+        for worker in self.workers.values():
+            if worker.held:
+                worker.held = False
+                worker.tell(messages.dumps(messages.GoOn()))
+
+    def halt(self) -> int:
+        """Have the workers leave their generation, as if the controller had ended it; which one that is."""
+        generations = {worker: self._pages[worker.local_rank].read().generation for worker in self.workers.values()}
+        for worker, generation in generations.items():
+            worker.tell(messages.dumps(messages.Terminate(generation=generation)))
+        return max(generations.values(), default=0)
+
+    def end_training(self) -> None:
+        """End the workers that are in their loop, although they were told to leave it."""
+        for local_rank in list(self.workers):
+            if self._pages[local_rank].read().place in _IN_LOOP:
+                self.end(local_rank)
 
     def end_all(self) -> None:
         """End every worker."""

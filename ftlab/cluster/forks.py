@@ -19,10 +19,11 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def fork(child: Callable[[], int], keep: Iterable[int], *, new_session: bool = False) -> int:
+def fork(child: Callable[[], int], keep: Iterable[int], *, new_session: bool = False, alone: bool = False) -> int:
     """Fork a child that runs `child()` with only stdio and the descriptors in `keep`; the pid, in the parent.
 
-    Only for single-threaded parents. The child never returns: it exits with what `child` returned.
+    Only for single-threaded parents. The child never returns: it exits with what `child` returned. One that is `alone`
+    may outlive this process.
     """
     kept = sorted({0, 1, 2, *keep})
     parent = os.getpid()
@@ -32,12 +33,14 @@ def fork(child: Callable[[], int], keep: Iterable[int], *, new_session: bool = F
         return pid
     code = 1
     try:
-        _die_with(parent)
+        if not alone:
+            die_with(parent)
         if new_session:
             os.setsid()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):  # not SIGPIPE: an error is enough
-            signal.signal(number, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)  # not SIGPIPE: an error is enough
         signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _close_others(kept)
         code = child()
     except BaseException:
@@ -68,7 +71,8 @@ def describe_exit(status: int) -> str:
     return f"exited with code {os.WEXITSTATUS(status)}"
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """In a forked child: end when the parent does, whatever this one is doing then; on Linux."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -1,12 +1,12 @@
 """A node's fork server: a warm, single-threaded process that does nothing but fork workers and watch them end.
 
 The agent asks for a worker and passes the worker's ends of two pipes along; the answer is the new pid. Ends of workers
-are reported without being asked. When the agent is gone, the fork server ends and takes its workers with it.
+are reported without being asked, and what a worker leaves behind is ended. When the agent is gone, the fork server ends
+and takes its workers with it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
@@ -16,6 +16,7 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
 from ftlab.cluster.forks import ended_children, fork
+from ftlab.cluster.orphans import Orphans, adopt_orphans, end_all_children
 from ftlab.health.stacks import StackFile
 from ftlab.train.status import StatusPage
 from ftlab.train.worker import STACK_SIGNAL, WorkerSpec, run_worker
@@ -37,12 +38,14 @@ def serve(agent: Connection, pages: list[StatusPage], stacks: list[StackFile]) -
     os.set_blocking(alarm, False)
     signal.set_wakeup_fd(alarm)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    adopt_orphans()
     selector.register(agent, selectors.EVENT_READ)
     selector.register(waker, selectors.EVENT_READ)
     workers: set[int] = set()
+    orphans = Orphans()
     try:
         while True:
-            for key, _ in selector.select():
+            for key, _ in selector.select(orphans.look(workers, time.monotonic())):
                 if key.fileobj is agent:
                     workers.add(_start(agent, pages, stacks))
                 else:
@@ -51,9 +54,7 @@ def serve(agent: Connection, pages: list[StatusPage], stacks: list[StackFile]) -
     except (EOFError, OSError):
         return 0
     finally:
-        for pid in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_all_children()
 
 
 def _start(agent: Connection, pages: list[StatusPage], stacks: list[StackFile]) -> int:
@@ -67,6 +68,7 @@ def _start(agent: Connection, pages: list[StatusPage], stacks: list[StackFile]) 
         os.dup2(output, 2)
         os.close(output)
         caught.arm(STACK_SIGNAL)
+        adopt_orphans()  # what the train function starts and lets go of stays below its worker
         return run_worker(spec, Connection(control), page, memory)
 
     begin = time.monotonic()
@@ -79,5 +81,6 @@ def _start(agent: Connection, pages: list[StatusPage], stacks: list[StackFile]) 
 
 def _reap(agent: Connection, workers: set[int]) -> None:
     for pid, status in ended_children():
-        workers.discard(pid)
-        agent.send(("ended", pid, status))
+        if pid in workers:
+            workers.discard(pid)
+            agent.send(("ended", pid, status))

@@ -1,8 +1,9 @@
 """A sandbox without an engine: namespaces of Linux where the kernel lets us make them, else rlimits alone.
 
 `jailed.py` is what it starts. The server is the first process of its namespace: signals from inside do not reach it,
-and when it ends, the kernel ends all others. As root the jail's user is nobody, else it is the user himself in a user
-namespace. Not covered: a filter of system calls, as an engine puts around its containers.
+and when it ends, the kernel ends all others. As root each jail has a user of its own, whom nobody else is: the kernel
+counts processes by user, so a fork bomb in one jail takes nothing from the others. Else it is the user himself in a
+user namespace. Not covered: a filter of system calls, as an engine puts around its containers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,21 @@ from typing import Any
 
 from ftlab.cluster import cgroups, jailed
 from ftlab.cluster.cgroups import MemoryCage
-from ftlab.cluster.recipe import NOBODY, node_user
-from ftlab.cluster.sandbox import DESK, ROOM, DiskWatch, Limits, Local, Sandbox, environment, readable
+from ftlab.cluster.recipe import NOBODY
+from ftlab.cluster.sandbox import (
+    DESK,
+    ROOM,
+    DiskWatch,
+    Limits,
+    Local,
+    Sandbox,
+    environment,
+    own_user,
+    readable,
+    replaced,
+)
+from ftlab.cluster.temporary import TemporaryFolder
+from ftlab.config import runs_dir
 from ftlab.errors import ClusterError, FtlabError
 
 _TRY_S = 20.0
@@ -35,11 +49,11 @@ def why_not() -> str:
     """Empty if a jail of namespaces can be made here, else the reason; makes one and runs `true` in it."""
     if sys.platform != "linux" or platform.machine() not in jailed._PIVOT_ROOT:
         return f"namespaces need Linux on x86_64 or aarch64, this is {platform.system()} on {platform.machine()}"
-    with tempfile.TemporaryDirectory(prefix="ftlab-try-") as folder, tempfile.TemporaryFile() as log:
+    with TemporaryFolder("try") as folder, tempfile.TemporaryFile() as log:
         for name in (DESK, ROOM):
-            Path(folder, name).mkdir()
+            (folder / name).mkdir()
         try:
-            tried = Jailed([sys.executable, "-c", "pass"], Path(folder), log, Limits(), namespaces=True)
+            tried = Jailed([sys.executable, "-c", "pass"], folder, log, Limits(), namespaces=True)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if tried.wait(_TRY_S) == 0:
                     return ""
@@ -57,12 +71,13 @@ def namespaces(limits: Limits, no_container: str = "") -> Sandbox:
     if reason:
         raise ClusterError(f"no namespaces for untrusted code: {reason}", hint="--sandbox auto takes what there is")
     missing = [f"no container: {no_container}"] if no_container else []
-    missing += ["no filter of system calls: all of the kernel can be called"]
+    missing += ["system calls are filtered less than an engine does: most of the kernel can be called"]
     if cgroups.available(MemoryCage):
         missing += ["memory is limited per process, not for all of them together; cores are not limited"]
     else:
         missing += ["cores are not limited"]
-    missing += ["the limit on processes counts those of all submissions that run at once"]
+    if os.getuid():
+        missing += ["before Linux 5.14 the limit on processes counts those of all submissions that run at once"]
     return Sandbox("namespaces", lambda argv, work, log: Jailed(argv, work, log, limits, namespaces=True),
                    tuple(missing))
 
@@ -85,34 +100,53 @@ class Jailed(Local):
     """The server in its jail, as a child of this process."""
 
     def __init__(self, argv: list[str], work: Path, log: Any, limits: Limits, *, namespaces: bool) -> None:
-        name, user = f"ftlab-sandbox-{secrets.token_hex(4)}", node_user()
+        name, user = f"ftlab-sandbox-{secrets.token_hex(4)}", own_user()
         self.user = user
-        self.wiped = ("/tmp", "/dev/shm") if namespaces else ()
+        self.wiped = ("/tmp", "/dev/shm") if namespaces else (str(work / ROOM / "tmp"),)
+        temporary = work / ROOM / "tmp"
+        if not namespaces:
+            temporary.mkdir()
         if user != os.getuid():
-            os.chown(work / ROOM, user, -1)
+            for folder in [work / ROOM, *([] if namespaces else [temporary])]:
+                os.chown(folder, user, -1)
             os.chmod(work, 0o711)
+            if not namespaces and runs_dir() in work.parents:
+                os.chmod(runs_dir(), 0o711)  # its own folders stay private; without namespaces he has to pass through
         os.chmod(work / DESK, 0o755)
         (work / _ROOT).mkdir(exist_ok=True)
         labelled = environment(name, work)
+        if not namespaces:  # the machine's own /tmp is seen by all, and stays as it is
+            labelled |= {"TMPDIR": str(temporary), "FTLAB_RUNS": str(temporary / "runs")}
         settings = {"namespaces": namespaces, "root": str(work / _ROOT), "room": str(work / ROOM),
                     "seen": [*readable(), *(each for each in _SYSTEM if os.path.exists(each)), str(work / DESK)],
+                    "replaced": replaced(work),
                     "user": user, "group": os.getgid() or NOBODY, "tmp_mb": limits.tmp_mb,
                     "shm_mb": limits.memory_mb // 2, "environment": labelled, "rlimits": _rlimits(limits)}
         python = os.path.realpath(sys.executable)
         super().__init__([python, "-I", str(Path(jailed.__file__)), json.dumps(settings), *argv], stderr=log,
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=labelled)
         self._cage = _cage(self.pid, limits)
-        self._watch = DiskWatch(work / ROOM, limits.disk_mb, lambda reason: self.kill())
+        self._log = os.dup(log.fileno())
+        self._watch = DiskWatch(work / ROOM, limits.disk_mb, self._stop)
         self._watch.start()
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; raises subprocess.TimeoutExpired."""
         status = super().wait(timeout)
         self._watch.over.set()
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
         cage, self._cage = self._cage, None
         if cage is not None:
             cage.remove()
         return status
+
+
+    def _stop(self, reason: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._log, f"{reason}\n".encode())
+        self.kill()
 
 
 def _rlimits(limits: Limits) -> dict[str, int]:

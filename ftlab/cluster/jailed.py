@@ -2,7 +2,8 @@
 
 Started as a file, with the standard library only: `python -I jailed.py SETTINGS ARGV...`. With namespaces: a new root
 (a tmpfs with read-only binds), its own process ids, network with only a loopback, IPC and host name; root becomes
-nobody, and a plain user stays who he is, in a user namespace. Without: only the rlimits.
+nobody, and a plain user stays who he is, in a user namespace. Without: only the rlimits. A cluster's private network
+(`private_network.py`) is made with the same `unshare` and `bring_loopback_up`.
 """
 
 import ctypes
@@ -17,8 +18,8 @@ import struct
 import sys
 from typing import Any
 
-_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000,
-                                                        0x40000000)
+_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, NEWNET = (0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000,
+                                                       0x40000000)
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 _KEPT_FLAGS = {1024: 1024, 2048: 2048, 4096: 1 << 21, 2: 2, 4: 4, 8: 8}  # statvfs flag -> mount flag that is locked
 _DETACH = 2
@@ -36,7 +37,7 @@ def main() -> int:
     os.umask(0o022)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if settings["namespaces"]:
-        _enter(settings)
+        _enter()
     child = os.fork()
     if child:
         for number in (0, 1):
@@ -44,23 +45,26 @@ def main() -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF
     if settings["namespaces"]:
         _build(settings)
-        _bring_loopback_up()
+        bring_loopback_up()
     _limit(settings)
     _drop_rights(settings)
     os.chdir("/")
     os.execve(argv[0], argv, settings["environment"])
 
 
-def _enter(settings: dict[str, Any]) -> None:
-    """New namespaces; one that is not root needs a user namespace around them, with himself in it."""
-    user, group = os.getuid(), os.getgid()
-    flags = _NEWNS | _NEWUTS | _NEWIPC | _NEWPID | _NEWNET
-    _check(_libc.unshare(flags | (_NEWUSER if user else 0)), "unshare")
+def unshare(flags: int) -> None:
+    """Leave for new namespaces; one that is not root needs a user namespace around them, with himself in it."""
+    user, group = os.geteuid(), os.getegid()
+    check(_libc.unshare(flags | (_NEWUSER if user else 0)), "unshare")
     if user:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
-    _check(_libc.sethostname(b"sandbox", 7), "sethostname")
+
+
+def _enter() -> None:
+    unshare(_NEWNS | _NEWUTS | _NEWIPC | _NEWPID | NEWNET)
+    check(_libc.sethostname(b"sandbox", 7), "sethostname")
 
 
 def _build(settings: dict[str, Any]) -> None:
@@ -71,6 +75,9 @@ def _build(settings: dict[str, Any]) -> None:
     for name in ("proc", "tmp", "dev", "etc"):
         os.mkdir(f"{root}/{name}")
     _mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+    for name in ("keys", "key-users"):  # keyrings belong to no namespace: what others keep in theirs is not shown
+        if os.path.exists(f"{root}/proc/{name}"):
+            _mount("/dev/null", f"{root}/proc/{name}", None, _BIND)
     if os.getuid():  # no namespaces inside of this one; for root the limit would be the machine's
         try:
             with open(f"{root}/proc/sys/user/max_user_namespaces", "w") as file:
@@ -82,11 +89,14 @@ def _build(settings: dict[str, Any]) -> None:
     with open(f"{root}/etc/hosts", "w") as file:
         file.write("127.0.0.1 localhost sandbox\n")
     for path in settings["seen"]:
-        _bind(path, root, read_only=True)
-    _bind(settings["room"], root, read_only=False)
+        if path not in settings["replaced"]:
+            _bind(path, path, root, read_only=True)
+    for path, folder in settings["replaced"].items():
+        _bind(folder, path, root, read_only=True)
+    _bind(settings["room"], settings["room"], root, read_only=False)
     os.chdir(root)
-    _check(_libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
-    _check(_libc.umount2(b".", _DETACH), "umount2")
+    check(_libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
+    check(_libc.umount2(b".", _DETACH), "umount2")
     os.chdir("/")
     _mount("none", "/", None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
 
@@ -101,20 +111,21 @@ def _make_devices(folder: str, shm_mb: int) -> None:
     _mount("tmpfs", f"{folder}/shm", "tmpfs", _NOSUID | _NODEV, f"size={shm_mb}m,mode=1777")
 
 
-def _bind(path: str, root: str, *, read_only: bool) -> None:
-    """The same path in the new root; flags that the old mount has cannot be taken away by a user namespace."""
+def _bind(source: str, path: str, root: str, *, read_only: bool) -> None:
+    """A path in the new root; flags that the old mount has cannot be taken away by a user namespace."""
     target = root + path
-    if os.path.isdir(path):
+    if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         open(target, "a").close()
-    _mount(path, target, None, _BIND | _REC)
+    _mount(source, target, None, _BIND | _REC)
     kept = sum(flag for seen, flag in _KEPT_FLAGS.items() if os.statvfs(target).f_flag & seen)
     _mount("none", target, None, _REMOUNT | _BIND | _NOSUID | _NODEV | (_RDONLY if read_only else 0) | kept)
 
 
-def _bring_loopback_up() -> None:
+def bring_loopback_up() -> None:
+    """Give a new network its loopback: it is there, but down."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0))
         flags = struct.unpack("16sh14x", answer)[1]
@@ -143,15 +154,16 @@ def _drop_rights(settings: dict[str, Any]) -> None:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        _check(_libc.prctl(option, value, 0, 0, 0), "prctl")
+        check(_libc.prctl(option, value, 0, 0, 0), "prctl")
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    _check(_libc.mount(source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags),
+    check(_libc.mount(source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags),
                        data.encode()), f"mount {target}")
 
 
-def _check(result: int, what: str) -> None:
+def check(result: int, what: str) -> None:
+    """Raise what a system call answered, in the name of what it was for."""
     if result:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")

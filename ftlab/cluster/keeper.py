@@ -2,7 +2,9 @@
 
 The agent maps the same memory as the worker, so a snapshot outlives the worker that took it: it is still written to
 storage, and a worker that is started again on this node finds it. A snapshot is labelled with its digest, then sent to
-the node's buddy, then written, one at a time, by the keeper's own thread.
+the node's buddy, then written, one at a time, by the keeper's own thread. On the node of rank 0, which commits, the
+same thread fences the earlier generations in storage before it writes for a new one, and after what it still has to
+write for the old one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 from ftlab import messages
 from ftlab.checkpoint.arena import Slot
 from ftlab.checkpoint.digest import digest
+from ftlab.checkpoint.fence import take_over
 from ftlab.checkpoint.pace import moderate, step_back
 from ftlab.checkpoint.saving import SaveOrder
 from ftlab.checkpoint.storage import open_storage
@@ -25,6 +28,7 @@ from ftlab.checkpoint.vault import Vault
 from ftlab.checkpoint.writer import write_and_report
 from ftlab.cluster.replicas import ReplicaServer, send_replica
 from ftlab.config import CheckpointConfig
+from ftlab.errors import StorageError
 
 log = logging.getLogger(__name__)
 OWN = 2  # slots of a worker's own snapshots; as many hold replicas
@@ -42,6 +46,18 @@ class _Order:
     tell: Tell
     life: int
 
+    def note(self, event: str, step: int, facts: dict[str, Any]) -> None:
+        """Have something recorded, as the word of the generation that saves."""
+        self.tell(messages.Noted(job=self.job, event=event, step=step, generation=self.save.generation, data=facts))
+
+
+@dataclass(frozen=True)
+class _TakeOver:
+    """A generation begins whose rank 0 is on this node."""
+
+    job: str
+    generation: int
+
 
 class Keeper:
     """Holds, replicates and writes the snapshots of one node's workers; `tell` is called from the keeper's thread."""
@@ -51,7 +67,8 @@ class Keeper:
         self._slots: dict[tuple[str, int], list[Slot]] = {}
         self._configs: dict[str, CheckpointConfig] = {}
         self._vaults: dict[str, Vault] = {}
-        self._orders: queue.SimpleQueue[_Order | str] = queue.SimpleQueue()  # or a job that is over
+        self._orders: queue.SimpleQueue[_Order | _TakeOver | str] = queue.SimpleQueue()  # or a job that is over
+        self._unfenced: dict[str, int] = {}  # job → generation that has yet to fence the earlier ones
         self._busy: set[tuple[str, int, int]] = set()
         self._over = 0  # the newest generation that has ended
         self._life = 0  # of this node: what an earlier one ordered is not written any more
@@ -80,6 +97,10 @@ class Keeper:
         self._busy.add((job, local_rank, slot))
         self._orders.put(_Order(job, local_rank, slot, save, tell, self._life))
 
+    def take_over(self, job: str, generation: int) -> None:
+        """A generation begins, and this node commits for it: earlier ones are not to commit any more."""
+        self._orders.put(_TakeOver(job, generation))
+
     def release(self, job: str) -> None:
         """A job is over: let go of its memory, after what is still to be written."""
         self._orders.put(job)
@@ -103,6 +124,9 @@ class Keeper:
             if isinstance(order, str):
                 self._let_go(order)
                 continue
+            if isinstance(order, _TakeOver):
+                self._begin(order)
+                continue
             try:
                 ok = order.life == self._life and self._keep(order)
             except Exception:  # the outer edge of a thread: the next snapshot may be luckier
@@ -116,6 +140,20 @@ class Keeper:
             for slot in self._slots.pop(key):
                 slot.close()
         self._configs.pop(job, None)
+        self._unfenced.pop(job, None)
+
+    def _begin(self, new: _TakeOver) -> None:
+        self._unfenced[new.job] = new.generation
+        try:
+            self._fence(new.job)
+        except Exception as error:  # the outer edge of a thread; the next save tries again, and tells of it
+            log.warning("[gen=%d] earlier generations are not fenced in storage yet: %s", new.generation, error)
+
+    def _fence(self, job: str) -> None:
+        config = self._configs.get(job)
+        if job in self._unfenced and config is not None:
+            take_over(self._vault(config).storage, job, self._unfenced[job])
+            del self._unfenced[job]
 
     def _keep(self, order: _Order) -> bool:
         slots, save = self._slots.get((order.job, order.local_rank)), order.save
@@ -127,13 +165,25 @@ class Keeper:
                 "digest": digest(data)}
         slot.label(card)
         self._replicate(order, card, data)
-        config = self._configs[order.job]
+        return self._write(order, data)
+
+    def _write(self, order: _Order, data: memoryview) -> bool:
+        config, save = self._configs[order.job], order.save
+
+        def given_up() -> bool:
+            return order.life != self._life
 
         def report(event: str, *, step: int, **facts: Any) -> None:
-            order.tell(messages.Noted(job=order.job, event=event, step=step, data=facts))
+            if not given_up():  # nothing of a node's past may reach the present world
+                order.note(event, step, facts)
 
+        try:
+            self._fence(order.job)
+        except StorageError as error:
+            report("checkpoint.failed", step=save.step, name=save.name, reason=error.message, seen=error.seen)
+            return False
         return write_and_report(self._vault(config), save, data, keep=config.keep_last_n, timeout_s=config.timeout_s,
-                                report=report, over=lambda: save.generation <= self._over,
+                                report=report, over=lambda: save.generation <= self._over, given_up=given_up,
                                 pace=moderate(lambda: not self._orders.empty())) is None
 
     def _replicate(self, order: _Order, card: dict[str, Any], data: memoryview) -> None:
@@ -142,9 +192,9 @@ class Keeper:
             return  # every other rank is a live replica
         begin = time.monotonic()
         sent = send_replica(buddy.address, buddy.port, self._address, self._token, card, data)
-        order.tell(messages.Noted(job=order.job, event="checkpoint.replicated", step=order.save.step,
-                                  data={"ok": sent, "to": buddy.address, "bytes": order.save.bytes,
-                                        "seconds": round(time.monotonic() - begin, 4)}))
+        order.note("checkpoint.replicated", order.save.step, {"ok": sent, "to": buddy.address,
+                                                              "bytes": order.save.bytes,
+                                                              "seconds": round(time.monotonic() - begin, 4)})
 
     def _slot_for(self, card: dict[str, Any]) -> Slot | None:
         """Where another node's snapshot goes: over the older of the two that are here."""

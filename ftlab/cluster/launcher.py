@@ -1,41 +1,44 @@
 """The launcher: a warm, single-threaded process that forks the controller and the nodes of one cluster.
 
 It pays for `import torch` and the first optimizer step once; whatever it forks starts in milliseconds. (What imports
-torch is imported inside of functions: containers are started before, and import their own meanwhile.) It holds the
-controller's listening socket, so a controller that died is replaced on the same port, and callers only wait a moment.
-It restarts a controller that ends, tells it of nodes that end, does what faults ask for, and when its owner is gone it
-ends everything and removes the cluster's folder. Run as `python -m ftlab.cluster.launcher FOLDER OWNER_FD`.
+torch is imported inside of functions: containers are started before, and import their own meanwhile.) It leaves for the
+cluster's private network, if it is to have one, before anything else. It holds the controller's listening sockets, so a
+controller that died is replaced behind them, and callers only wait a moment. It restarts a controller that ends, tells
+it of nodes that end, does what faults ask for, and when its owner is gone it ends everything and removes the cluster's
+folder. Run as `python -m ftlab.cluster.launcher FOLDER OWNER_FD`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
 import selectors
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Collection
 from multiprocessing import AuthenticationError, Pipe
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from ftlab.cluster import private_network
+from ftlab.cluster.delegation import settle
 from ftlab.cluster.forks import describe_exit, ended_children, fork
+from ftlab.cluster.gates import bridge_gate, file_gate, port_gate, url_of
 from ftlab.cluster.launcher_settings import SETTINGS, SOCKET
 from ftlab.cluster.nodes import Nodes
+from ftlab.cluster.orphans import adopt_orphans, end_all_children, end_orphans
 from ftlab.cluster.runs import write_card
+from ftlab.cluster.socket_file import reachable
 from ftlab.config import ClusterConfig
-from ftlab.errors import ClusterError, FaultError, FtlabError
+from ftlab.errors import FaultError, FtlabError
 
 log = logging.getLogger(__name__)
-_PR_SET_CHILD_SUBREAPER = 36
-_MAX_CONTROLLER_DEATHS = 10  # within a minute: then something is wrong with the machine
+_MAX_CONTROLLER_DEATHS = 10  # within a minute that nobody asked for: then something is wrong with the machine
 
 
 class Launcher:
@@ -50,22 +53,26 @@ class Launcher:
         self.config = ClusterConfig.from_dict(settings["config"])
         self.selector = selectors.DefaultSelector()
         self.over = False
+        self._serving = False
         self.nodes: Nodes
         self.controller_pid = 0
         self._controller: Connection | None = None
-        self._deaths: list[float] = []
+        self._deaths: list[float] = []  # of controllers, that nobody had asked for
+        self._victim = 0  # a controller that is killed on purpose
 
     def run(self) -> None:
         """Start everything and serve until the cluster is closed."""
-        self.gates = [self._bind()]
-        self.url = _url(self.gates[0])
+        if self.config.backend == "process":
+            settle()  # before it has children
+        self._open_gates()
         self._watch_children()
         if self.config.backend == "docker":
             self._make_containers()  # they take a while, and need nothing of what is done meanwhile
         self._tell_owner(progress="importing torch")
         self._import_torch()
         self._tell_owner(progress="starting the controller and the nodes")
-        self.listener = Listener(str(self.folder / SOCKET), family="AF_UNIX", authkey=self.token.encode())
+        with reachable(self.folder / SOCKET) as name:
+            self.listener = Listener(name, family="AF_UNIX", authkey=self.token.encode())
         self._start_controller()
         if self.config.backend == "process":
             self._make_processes()
@@ -85,9 +92,30 @@ class Launcher:
                 os.kill(self.controller_pid, signal.SIGKILL)
         if hasattr(self, "nodes"):
             self.nodes.close()
+        end_all_children()
         if hasattr(self, "listener"):
-            self.listener.close()
+            with contextlib.suppress(FileNotFoundError):  # its name in a deep folder was only lent
+                self.listener.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _open_gates(self) -> None:
+        """Listen for clients; then leave for the private network, and listen for nodes there."""
+        try:
+            self.gates = [file_gate(self.folder)]
+            if self.config.port is not None:
+                self.gates.append(port_gate(self.config.port))
+            self.url = url_of(self.gates[-1], self.folder)
+            if self.config.network == "private":
+                private_network.enter()
+                self.gates.append(port_gate())
+            elif self.config.backend == "process" and self.config.port is None:
+                self.gates.append(port_gate())
+        except FtlabError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: FtlabError) -> NoReturn:
+        self._tell_owner(failed=error.to_dict())
+        sys.exit(1)
 
     def _import_torch(self) -> None:
         if self.config.backend == "process":
@@ -100,9 +128,10 @@ class Launcher:
     def _make_processes(self) -> None:
         from ftlab.cluster.processes import ProcessNodes
 
-        self.nodes = ProcessNodes(subnet=1 + int(self.cluster[-2:], 16) % 254, controller=self.url, token=self.token,
-                                  procs_per_node=self.config.procs_per_node, logs=self.folder / "logs",
-                                  gate=self.gates[0], reap=self._reap, on_exit=self._node_exited)
+        self.nodes = ProcessNodes(subnet=1 + int(self.cluster[-2:], 16) % 254, token=self.token,
+                                  controller=url_of(self.gates[-1], self.folder), config=self.config,
+                                  logs=self.folder / "logs", gate=self.gates[-1], reap=self._reap,
+                                  on_exit=self._node_exited)
         self._start_nodes()
 
     def _make_containers(self) -> None:
@@ -113,13 +142,10 @@ class Launcher:
             self.nodes = nodes = ContainerNodes(
                 cluster=self.cluster, folder=self.folder, config=self.config, token=self.token, reap=self._reap,
                 watch=self._attend, unwatch=self._ignore, say=self._tell_controller)
-            gateway = nodes.open()
-            self.gates.append(_gate_for_nodes(gateway))
+            self.gates.append(bridge_gate(nodes.open()))
         except FtlabError as error:
-            self._tell_owner(failed=error.to_dict())
-            sys.exit(1)
-        self.gates[-1].setblocking(False)
-        nodes.join_at(_url(self.gates[-1]))
+            self._give_up(error)
+        nodes.join_at(url_of(self.gates[-1], self.folder))
         self._start_nodes()
 
     def _start_nodes(self) -> None:
@@ -135,6 +161,7 @@ class Launcher:
     # ---- serving -------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        self._serving = True
         listening = self.listener._listener._socket  # type: ignore[attr-defined]
         self.selector.register(listening, selectors.EVENT_READ, self._accept)
         if self.owner is not None:
@@ -144,16 +171,6 @@ class Launcher:
                 if not self.over:
                     key.data()
             self.nodes.do_chores(time.monotonic(), self._everybody_but)
-
-    def _bind(self) -> socket.socket:
-        try:
-            gate = socket.create_server(("127.0.0.1", self.config.port), backlog=512)
-        except OSError as error:
-            self._tell_owner(failed={"error": "PortInUse", "message": f"port {self.config.port} on 127.0.0.1 cannot be "
-                                     f"used: {error.strerror}", "hint": "take another port, or port=0 for a free one"})
-            sys.exit(1)
-        gate.setblocking(False)
-        return gate
 
     def _accept(self) -> None:
         try:
@@ -240,8 +257,7 @@ class Launcher:
     # ---- children ------------------------------------------------------------------------------------------
 
     def _watch_children(self) -> None:
-        if sys.platform == "linux":  # orphans of a killed node become ours, so that none stays a zombie
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()  # of killed nodes
         waker, alarm = os.pipe()
         os.set_blocking(alarm, False)
         os.set_blocking(waker, False)
@@ -258,6 +274,8 @@ class Launcher:
 
     def _on_term(self, number: int, frame: Any) -> None:
         self.over = True
+        if not self._serving:
+            sys.exit(1)  # while starting: `close` ends what is there
 
     def _start_controller(self) -> None:
         from ftlab.cluster.control import run_controller
@@ -271,21 +289,24 @@ class Launcher:
         self.selector.register(mine, selectors.EVENT_READ, self._hear_controller)
 
     def _reap(self) -> None:
-        """Collect all children that have ended: the controller, nodes, and orphans of killed nodes."""
-        for pid, status in ended_children():
+        """Collect all children that have ended: the controller, nodes, and orphans of killed nodes, which are ended."""
+        ended = list(ended_children())
+        for pid, status in ended:
             if pid == self.controller_pid:
                 self._controller_ended(status)
             else:
                 self.nodes.ended(pid, status)
+        if ended and self.config.backend == "process":
+            end_orphans({self.controller_pid, *(self.nodes.agents() if hasattr(self, "nodes") else ())})
 
     def _controller_ended(self, status: int) -> None:
-        self.controller_pid = 0
+        asked, self.controller_pid, self._victim = self.controller_pid == self._victim, 0, 0
         if self._controller is not None:
             self.selector.unregister(self._controller)
             self._controller.close()
             self._controller = None
         now = time.monotonic()
-        self._deaths = [at for at in self._deaths if now - at < 60] + [now]
+        self._deaths = [at for at in self._deaths if now - at < 60] + ([] if asked else [now])
         log.warning("the controller %s", describe_exit(status))
         if len(self._deaths) > _MAX_CONTROLLER_DEATHS:
             self.over = True
@@ -295,6 +316,7 @@ class Launcher:
 
     def _kill_controller(self) -> dict[str, Any]:
         victim, at = self.controller_pid, time.monotonic()
+        self._victim = victim
         os.kill(victim, signal.SIGKILL)
         while self.controller_pid == victim:
             self._reap()
@@ -319,30 +341,20 @@ class Launcher:
         return [self.controller_pid, *others]
 
 
-def _gate_for_nodes(gateway: str) -> socket.socket:
-    try:
-        return socket.create_server((gateway, 0), backlog=512)
-    except OSError as error:  # Docker Desktop, or an engine on another machine
-        raise ClusterError("the containers' network does not end on this machine, so its nodes could not reach the "
-                           "controller", seen=f"{gateway}: {error.strerror}",
-                           hint="docker compose -f cluster/compose.yaml up: there the controller is a container too"
-                           ) from None
-
-
-def _url(gate: socket.socket) -> str:
-    host, port = gate.getsockname()
-    return f"http://{host}:{port}"
-
-
-def main() -> None:
-    """Entry point of the launcher process."""
-    folder, owner = Path(sys.argv[1]), int(sys.argv[2])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
-    launcher = Launcher(folder, Connection(owner) if owner >= 0 else None)
+def serve_cluster(folder: Path, owner: Connection | None) -> None:
+    """The whole life of a launcher."""
+    launcher = Launcher(folder, owner)
     try:
         launcher.run()
     finally:
         launcher.close()
+
+
+def main() -> None:
+    """Entry point of the launcher process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
+    owner = int(sys.argv[2])
+    serve_cluster(Path(sys.argv[1]), Connection(owner) if owner >= 0 else None)
 
 
 if __name__ == "__main__":

@@ -2,4 +2,5 @@
 
 SETTINGS = "settings.json"
 SOCKET = "launcher.sock"
+CONTROLLER = "controller.sock"  # where clients find the controller
 DETECTOR = "detector.pickle"  # of the owner's own, beside them

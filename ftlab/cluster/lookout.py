@@ -13,12 +13,13 @@ from pathlib import Path
 
 from ftlab.cluster.forks import describe_exit
 from ftlab.health.memory import End, MemoryWatch, OomCount, Toll, explain_end, find_limits
-from ftlab.health.straggler import Usage, is_stopped, name_cause
+from ftlab.health.straggler import Turn, Usage, is_stopped, name_cause
 from ftlab.messages import Place
 from ftlab.train.status import Progress
 
 LOOK_S = 1.0
 GLANCE_S = 0.04  # between two glances at a worker that is examined
+_LONG_S = 0.3  # a worker that computes for so long at one place is looked at with each heartbeat
 _ENOUGH = 8  # glances before one that is stopped now and then is called so
 _OFTEN = 0.3  # a worker that is found stopped more often than this is slowed down by it
 
@@ -41,11 +42,22 @@ class _Seen:
 
 
 @dataclass
+class _Long:
+    """A worker that has not moved for long: how it was when that was first seen."""
+
+    since: float  # when it came to its place
+    at: float
+    turn: Turn
+    starved: bool = False
+
+
+@dataclass
 class Lookout:
     """Looks at the workers of one node; `warn` is the share of a memory limit that is worth a warning."""
 
     warn: float = 0.9
     _seen: dict[int, _Seen] = field(default_factory=dict)  # by local rank
+    _long: dict[int, _Long] = field(default_factory=dict)  # the same
     _tolls: dict[Path, Toll] = field(default_factory=dict)  # cgroup → its kills for memory
     _next: float = 0.0
 
@@ -55,6 +67,7 @@ class Lookout:
     def look(self, now: float, workers: dict[int, tuple[int, Progress]]) -> Iterator[tuple[int, str]]:
         """Look if it is time to: (local rank, warning) for each worker whose memory runs out."""
         for local_rank, (pid, progress) in workers.items():
+            self._time(local_rank, pid, progress, now)
             seen = self._seen.get(local_rank)
             if seen is not None and seen.pid == pid:
                 seen.looks += 1
@@ -82,6 +95,11 @@ class Lookout:
             return ""
         return "stopped" if seen.often_stopped else seen.slow
 
+    def starved(self, local_rank: int) -> bool:
+        """Whether a worker that has computed for long is ready to run and gets no CPU: the machine is busy."""
+        long = self._long.get(local_rank)
+        return long is not None and long.starved
+
     def explain(self, status: int) -> End:
         """Why a worker ended: killed by the kernel for memory, killed by somebody, or by itself."""
         toll, kills = self._read_toll()
@@ -89,6 +107,16 @@ class Lookout:
         if toll and end.for_memory:
             toll.claim()
         return End(for_memory=end.for_memory, text=end.text if end.for_memory else describe_exit(status))
+
+    def _time(self, local_rank: int, pid: int, progress: Progress, now: float) -> None:
+        if progress.place != Place.COMPUTING or now - progress.since < _LONG_S:
+            self._long.pop(local_rank, None)
+            return
+        turn, long = Turn.read(pid), self._long.get(local_rank)
+        if long is None or long.since != progress.since:
+            self._long[local_rank] = _Long(progress.since, now, turn, starved=turn.ready)
+        else:
+            long.starved = turn.starves(long.turn, now - long.at)
 
     def _count_kills(self) -> None:
         toll, kills = self._read_toll()

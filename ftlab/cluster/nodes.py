@@ -46,6 +46,9 @@ class Nodes(Protocol):
     def names(self) -> list[str]:
         """The nodes that have not ended."""
 
+    def agents(self) -> list[int]:
+        """The children of the launcher that nodes are made of."""
+
     def pids(self, name: str) -> list[int]:
         """All processes of a node."""
 

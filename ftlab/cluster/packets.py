@@ -99,7 +99,7 @@ def available() -> str:
                 if not _is_filtered(copy):
                     return "the kernel accepts a socket filter but does not keep it"
     except OSError as error:
-        return f"the kernel refuses it: {error}"
+        return f"the kernel refuses it: {error.strerror}"
     return ""
 
 

@@ -14,8 +14,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ from ftlab.cluster.nodes import (
     wait_until,
 )
 from ftlab.cluster.packets import Cut, available
+from ftlab.cluster.private_network import give_up_rights
 from ftlab.cluster.slowdown import Slowdown
+from ftlab.config import ClusterConfig
 from ftlab.errors import FaultUnavailable, UnknownNode
 
 _CUT_REFRESH_S = 0.05
@@ -53,10 +56,10 @@ class _Node:
 class ProcessNodes:
     """Starts, watches and breaks nodes that are process groups."""
 
-    def __init__(self, *, subnet: int, controller: str, token: str, procs_per_node: int, logs: Path,
+    def __init__(self, *, subnet: int, controller: str, token: str, config: ClusterConfig, logs: Path,
                  gate: socket.socket, reap: Callable[[], None], on_exit: Callable[[str, str], None]) -> None:
         self._subnet, self._controller, self._token = subnet, controller, token
-        self._procs, self._logs, self._gate = procs_per_node, logs, gate
+        self._config, self._logs, self._gate = config, logs, gate
         self._reap, self._on_exit = reap, on_exit
         self._nodes: dict[str, _Node] = {}
         self._cuts: dict[str, Cut] = {}
@@ -72,9 +75,14 @@ class ProcessNodes:
         address = node_address(self._subnet, int(name.rsplit("-", 1)[1]))
         identity = NodeIdentity(name=name, address=address, controller=self._controller, token=self._token,
                                 logs=self._logs)
-        pid = fork(lambda: run_node(identity, self._procs, self._lifeline), keep=(self._lifeline,), new_session=True)
+        pid = fork(lambda: self._run(identity), keep=(self._lifeline,), new_session=True)
         self._nodes[name] = _Node(name, address, pid)
         return {"pid": pid, "address": address}
+
+    def _run(self, identity: NodeIdentity) -> int:
+        if self._config.network == "private":
+            give_up_rights()  # code of the user's is about to run there
+        return run_node(identity, self._config.procs_per_node, self._lifeline)
 
     def remove(self, name: str) -> dict[str, Any]:
         """End a node for good."""
@@ -105,6 +113,10 @@ class ProcessNodes:
         for cage in self._cages.values():
             cage.remove()
 
+    def agents(self) -> list[int]:
+        """The agents of the nodes that have not ended."""
+        return [node.pid for node in self._nodes.values() if node.status is None]
+
     def pids(self, name: str) -> list[int]:
         """All processes of a node."""
         return tree(self._find(name).pid)
@@ -116,7 +128,7 @@ class ProcessNodes:
         node = self._find(name)
         pids, at = self.pids(name), time.monotonic()
         _signal_group(node.pid, signal.SIGKILL)
-        self._wait_gone(node)
+        self._wait_gone(node, pids)
         return {"at": at, "pids": pids, "left": [pid for pid in pids if psutil.pid_exists(pid)],
                 "status": describe_exit(node.status) if node.status is not None else "still there"}
 
@@ -127,7 +139,7 @@ class ProcessNodes:
         for node in nodes:
             _signal_group(node.pid, signal.SIGKILL)
         for node in nodes:
-            self._wait_gone(node)
+            self._wait_gone(node, pids)
         return {"at": at, "nodes": [node.name for node in nodes], "pids": pids,
                 "left": [pid for pid in pids if psutil.pid_exists(pid)], "status": f"{len(nodes)} nodes killed"}
 
@@ -193,14 +205,13 @@ class ProcessNodes:
         """SIGSTOP the whole node."""
         node = self._find(name)
         pids, at = self.pids(name), time.monotonic()
-        _signal_group(node.pid, signal.SIGSTOP)
-        stopped = wait_until(lambda: all(_state(pid) == psutil.STATUS_STOPPED for pid in pids))
+        stopped = wait_until(partial(self._stop, node))
         return {"at": at, "pids": pids, "status": "stopped" if stopped else "not all stopped"}
 
     def resume(self, name: str) -> dict[str, Any]:
         """SIGCONT the whole node."""
         node, at = self._find(name), time.monotonic()
-        _signal_group(node.pid, signal.SIGCONT)
+        _signal_tree(node.pid, signal.SIGCONT)
         return {"at": at, "status": "continued"}
 
     def cut(self, group: str, way: str, others: Others) -> dict[str, Any]:
@@ -280,21 +291,37 @@ class ProcessNodes:
         if pid not in self.pids(name):
             raise UnknownNode(f"process {pid} is not a worker of {name}")
 
-    def _wait_gone(self, node: _Node) -> None:
+    def _stop(self, node: _Node) -> bool:
+        """Stop all of a node that is not stopped yet; whether nothing was left to stop."""
+        _signal_tree(node.pid, signal.SIGSTOP)
+        return all(_state(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, "gone") for pid in tree(node.pid))
+
+    def _wait_gone(self, node: _Node, pids: Collection[int] = ()) -> None:
+        """Until its process group is gone, and all else that was below it, which `reap` ends."""
         def gone() -> bool:
             self._reap()
-            return node.status is not None and not _group_exists(node.pid)
+            return node.status is not None and not _group_exists(node.pid) and not any(map(psutil.pid_exists, pids))
         wait_until(gone)
 
 
 def node_address(subnet: int, number: int) -> str:
-    """A node's own loopback address; macOS has only one."""
-    return f"127.0.{subnet}.{number + 2}" if sys.platform == "linux" else "127.0.0.1"
+    """A node's own loopback address; macOS has only one. Numbers grow for ever: the next 253 have the next network."""
+    more, host = divmod(number, 253)
+    return f"127.{more % 256}.{subnet}.{host + 2}" if sys.platform == "linux" else "127.0.0.1"
 
 
 def _signal_group(pgid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pgid, number)
+
+
+def _signal_tree(leader: int, number: signal.Signals) -> None:
+    """The node's process group at once, then what has left the group but not the node."""
+    _signal_group(leader, number)
+    for pid in tree(leader):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) != leader:
+                os.kill(pid, number)
 
 
 def _group_exists(pgid: int) -> bool:

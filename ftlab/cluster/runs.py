@@ -2,7 +2,8 @@
 
 Each cluster has one private folder (`cluster.json` with its address and token, the journal, the logs) that goes away
 with it. Every process of a cluster carries the cluster's label in its environment, every container and network among
-its labels. `find_leftovers` and `reap` look for these, and touch nothing else.
+its labels. `find_leftovers` and `reap` look for these, and touch nothing else. Temporary folders of other purposes lie
+beside them (`temporary.py`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from ftlab.cluster import engine
+from ftlab.cluster import engine, temporary
 from ftlab.cluster.cgroups import sweep
 from ftlab.cluster.engine import Owned
 from ftlab.config import CLUSTER_LABEL, FOLDER_LABEL, runs_dir
@@ -32,7 +33,7 @@ _STARTING_S = 30.0  # for which a folder may be without both
 
 @dataclass(frozen=True)
 class Leftover:
-    """What is left of a cluster whose launcher is gone."""
+    """What is left of a cluster whose launcher is gone, or of a temporary folder whose owner is."""
 
     cluster: str
     folder: Path | None
@@ -51,12 +52,7 @@ class Leftover:
 
 def make_folder(cluster: str) -> Path:
     """A new private folder for a cluster."""
-    base = runs_dir()
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    owner = base.stat()
-    if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
-        base.chmod(0o700)  # raises if it belongs to somebody else
-    folder = base / cluster
+    folder = temporary.private_base() / cluster
     folder.mkdir(mode=0o700)
     (folder / "logs").mkdir()
     return folder
@@ -130,8 +126,10 @@ def reap() -> list[Leftover]:
                 os.kill(pid, signal.SIGKILL)
         if leftover.things:
             engine.remove(engine.connect(), leftover.things)
-        if leftover.folder:
-            shutil.rmtree(leftover.folder, ignore_errors=True)
+        if leftover.folder and _is_ours(leftover.folder):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                temporary.remove(leftover.folder)
+    temporary.sweep(runs_dir())
     sweep()
     return found
 
@@ -147,10 +145,19 @@ def _labelled_processes() -> Iterator[tuple[str, Path, int]]:
                 yield cluster, Path(folder), process.pid
 
 
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder, which may be known from a process's environment only, is one that we made."""
+    return folder.parent == runs_dir() or temporary.has_lock(folder) or any((folder / name).is_file()
+                                                                            for name in (CARD, PID))
+
+
 def _is_alive(found: Leftover) -> bool:
-    """Whether the cluster has its launcher, or is just being started and has no card yet."""
+    """Whether the cluster has its launcher, or is just being started and has no card yet; the owner of a temporary
+    folder lives."""
     if found.folder is None:
         return False
+    if temporary.has_lock(found.folder):
+        return temporary.in_use(found.folder)
     if _read_card(found.folder):
         return True
     with contextlib.suppress(OSError, ValueError):
@@ -166,9 +173,6 @@ def _read_card(folder: Path) -> dict[str, Any] | None:
     """A cluster's card, if its launcher lives."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         card: dict[str, Any] = json.loads((folder / CARD).read_text())
-        if "started" in card:  # a sandbox: its maker is no launcher of ours, and known by when it was started
-            with contextlib.suppress(psutil.Error):
-                return card if psutil.Process(int(card["launcher_pid"])).create_time() == card["started"] else None
-        elif is_running(int(card["launcher_pid"]), str(card["cluster"])):
+        if is_running(int(card["launcher_pid"]), str(card["cluster"])):
             return card
     return None

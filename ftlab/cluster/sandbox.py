@@ -7,13 +7,15 @@ cgroups may be made. *Limits*: rlimits and nothing else, for machines that allow
 
 Each kind starts one process, the server of a stage, and gives it two folders of the host under their own names: the
 desk (read-only, we write requests there) and the room (its own to write). It sees the Python environment and the
-package ftlab, read-only; not the rest of the repository, nor the course, nor the home of the user.
+package ftlab, or a copy of that with less in it, read-only; not the rest of the repository, nor the course, nor the
+home of the user.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -29,8 +31,10 @@ from ftlab.config import quiet_environment
 from ftlab.errors import ConfigError
 
 DESK, ROOM = "desk", "room"  # in a stage's work folder
+PACKAGE = "package"  # there too, if ftlab is to be seen otherwise than it is: what stands in its place
 KINDS = ("container", "namespaces", "limits")
 _MAX_FILES = 100_000  # in a room
+_FIRST_USER, _USERS = 1_500_000_000, 1 << 24  # beyond those that people, services and containers are given
 
 
 class Server(Protocol):
@@ -101,6 +105,14 @@ class Sandbox:
         return "\n".join([*lines, "  try: a Docker engine on this machine (`ftlab doctor` says what it lacks)"])
 
 
+def own_user() -> int:
+    """As whom a sandbox runs: a user that nobody else is, where we may make one up; one that is not root stays himself.
+
+    The kernel counts processes, watches, timers, queues and keys by user: so no submission uses up those of another.
+    """
+    return os.getuid() or _FIRST_USER + secrets.randbelow(_USERS)
+
+
 def choose(kind: str = "auto", limits: Limits | None = None) -> Sandbox:
     """The sandbox of this kind, or the strongest there is; raises ClusterError when it cannot be had here."""
     from ftlab.cluster import confined, jail
@@ -124,12 +136,18 @@ def readable() -> list[str]:
     return outermost([*RUNTIME, *here, str(Path(__file__).parents[1]), *_package_folders()])
 
 
+def replaced(work: Path) -> dict[str, str]:
+    """What a sandbox sees in another's place, read-only: path there → folder here."""
+    folder = work / PACKAGE
+    return {str(Path(__file__).parents[1]): str(folder)} if folder.is_dir() else {}
+
+
 def environment(name: str, folder: Path) -> dict[str, str]:
     """The environment of the server: nothing of the grader's own."""
     path = [str(Path(__file__).parents[2]), *_package_folders()]
     return {**quiet_environment(name, folder), "PYTHONPATH": os.pathsep.join(path), "HOME": "/tmp", "USER": "ftlab",
             "PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg",
-            "IPYTHONDIR": "/tmp/.ipython"}
+            "IPYTHONDIR": "/tmp/.ipython", "FTLAB_RUNS": "/tmp/runs"}
 
 
 def _package_folders() -> list[str]:
@@ -145,8 +163,9 @@ class DiskWatch(threading.Thread):
         self.over = threading.Event()  # set it when the server has ended
 
     def run(self) -> None:
-        """Look twice a second."""
-        while not self.over.wait(0.5):
+        """Look five times a second; in between it can grow by what can be written in that time, as whoever would have
+        the room without writing is kept from it (`syscall_filter.py`)."""
+        while not self.over.wait(0.2):
             size, files = usage(self._room, _MAX_FILES)
             if size > self._limit or files > _MAX_FILES:
                 self._end(f"its room held {size >> 20} MB in {files} files: more than it may")

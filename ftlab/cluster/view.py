@@ -6,12 +6,10 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ftlab.errors import FtlabError
+from ftlab.report.style import card_css
 
 if TYPE_CHECKING:
     from ftlab.cluster.cluster import Cluster
-
-_COLOURS = {"ALIVE": "#2e7d32", "SUSPECT": "#b26a00", "DEAD": "#c62828"}
-
 
 def cluster_text(cluster: Cluster) -> str:
     """`<Cluster ft-1a2b 4 nodes + 1 spare, generation 2, step 310>`."""
@@ -27,27 +25,47 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def cluster_html(cluster: Cluster) -> str:
-    """The nodes as a table."""
+    """The nodes as a table, and what the job is doing."""
     if not cluster.running:
         return f"<p>{escape(cluster_text(cluster))}</p>"
     try:
         status = cluster.status()
     except FtlabError as error:
         return f"<p>{escape(cluster_text(cluster))}: {escape(error.message)}</p>"
+    return status_html(cluster_text(cluster)[1:-1], status)
+
+
+def status_html(title: str, status: dict[str, Any]) -> str:
+    """What a controller holds of its nodes and its job, as a card."""
     rows = "".join(_row(node) for node in status["nodes"])
-    head = "".join(f'<th style="text-align:left;padding:2px 12px">{name}</th>'
-                   for name in ("node", "address", "verdict", "role", "ranks", "step"))
-    return (f'<div style="font-family:system-ui,sans-serif;background:#fff;color:#222;padding:10px 14px;'
-            f'border:1px solid #ddd;border-radius:6px;display:inline-block">'
-            f'<div style="font-weight:600;margin-bottom:6px">{escape(cluster_text(cluster)[1:-1])}</div>'
-            f'<table style="border-collapse:collapse;font-size:13px"><thead><tr>{head}</tr></thead>'
-            f'<tbody>{rows}</tbody></table></div>')
+    head = "".join(f"<th>{name}</th>" for name in ("node", "verdict", "role", "step", "address"))
+    return (f'<div class="ftlab"><style>{card_css()}</style><section class="ftlab-card small"><b>{escape(title)}</b>'
+            f'<p class="soft">{escape(job_text(status["job"]))}</p>'
+            f'<table class="wraps"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section></div>')
+
+
+def job_text(job: dict[str, Any] | None) -> str:
+    """`train is running, 40 steps committed`."""
+    if job is None:
+        return "no job yet"
+    return f"{job['name']} {_DOING.get(job['status'], job['status'])}, {job['step']} steps committed"
+
+
+def role_text(node: dict[str, Any]) -> str:
+    """`rank 2` for a node that trains; else `ready` (gets a rank in the next job), `spare`, `starting` or `lost`."""
+    ranks = ", ".join(map(str, node["ranks"]))
+    return f"rank{'s' if len(node['ranks']) > 1 else ''} {ranks}" if ranks else str(node["role"])
+
+
+_DOING = {"starting": "is starting", "running": "is running", "recovering": "is recovering",
+          "restoring": "is recovering", "finished": "has finished", "failed": "has failed"}
 
 
 def _row(node: dict[str, Any]) -> str:
-    steps = [worker["step"] for worker in node["workers"].values()]
+    steps = [worker["step"] for worker in node["workers"].values()] if node["ranks"] else []
     verdict = node["verdict"] if node["joined"] else "starting"
-    cells = [escape(node["name"]), escape(node["address"]),
-             f'<span style="color:{_COLOURS.get(verdict, "#555")};font-weight:600">{escape(verdict)}</span>',
-             escape(node["role"]), escape(", ".join(map(str, node["ranks"])) or "–"), str(max(steps, default="–"))]
-    return "<tr>" + "".join(f'<td style="text-align:left;padding:2px 12px">{cell}</td>' for cell in cells) + "</tr>"
+    cells = [escape(node["name"]), f'<span class="{escape(verdict.lower())}">{escape(verdict)}</span>',
+             escape(role_text(node)), str(max(steps, default="\N{EN DASH}")), escape(node["address"])]
+    names = ["", "", "", "step ", ""]  # where the head is not shown
+    return "<tr>" + "".join(f'<td data-name="{name}">{cell}</td>'
+                            for name, cell in zip(names, cells, strict=True)) + "</tr>"

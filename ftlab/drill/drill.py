@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from ftlab.cluster.abilities import missing, why_not
@@ -23,13 +22,16 @@ from ftlab.cluster.cluster import Cluster
 from ftlab.cluster.engine import look
 from ftlab.cluster.job import Job
 from ftlab.cluster.runs import labelled
+from ftlab.cluster.temporary import TemporaryFolder
 from ftlab.config import DEFAULT_BUDGETS, DISK, CheckpointConfig, ClusterConfig, HealthConfig, runs_dir
-from ftlab.drill.verdict import compare
-from ftlab.errors import ConfigError, FaultError, FaultUnavailable, FtlabError, UnknownFault
+from ftlab.errors import FaultError, FaultUnavailable, FtlabError, UnknownFault, WaitInterrupted
+from ftlab.events import events_after
 from ftlab.faults import Fault, Pending, Schedule, make, random_schedule
 from ftlab.faults.catalogue import WAYS
 from ftlab.report.report import Report
+from ftlab.report.verdict import compare
 from ftlab.train.example import TIGHT, train_network
+from ftlab.validation import Checked, check, check_least
 
 DRILLS: dict[str, str] = {
     "kill": "a whole node is killed",
@@ -60,7 +62,7 @@ _SETTLE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrillPlan:
+class DrillPlan(Checked):
     """How a drill is run; `say` hears what is going on."""
 
     nodes: int = 4
@@ -81,17 +83,21 @@ class DrillPlan:
         return str(self.settings.get("backend", "process"))
 
     def __post_init__(self) -> None:
+        self.check_types()
         ClusterConfig(nodes=self.nodes, spares=self.spares, procs_per_node=self.procs_per_node, **self.settings)
-        if self.steps < 20:
-            raise ConfigError(f"steps must be at least 20: a fault needs steps before and after it (got {self.steps})")
+        self.require(self.steps >= 20, f"steps must be at least 20: a fault needs steps before and after it (got "
+                                       f"{self.steps})")
+        self.require(self.step_s >= 0, f"step_s must not be negative (got {self.step_s})")
 
 
 def run_drill(name: str, twin: Report | None = None, **plan: Any) -> Report:
     """Run one drill; its report. `twin` is the report of an undisturbed run with the same plan, if there is one."""
-    if name not in DRILLS:
+    check("twin", twin, Report | None)
+    if not isinstance(name, str) or name not in DRILLS:
         raise UnknownFault(f"no drill is called {name!r}", hint=f"drills are {', '.join([*DRILLS, 'random', 'all'])}")
     details = DrillPlan(**plan)
-    return _run(name, Schedule((_plan_fault(name, details),), details.seed), details, twin)
+    with _stoppable(name):
+        return _run(name, Schedule((_plan_fault(name, details),), details.seed), details, twin)
 
 
 def unavailable(name: str, **plan: Any) -> str:
@@ -103,14 +109,22 @@ def unavailable(name: str, **plan: Any) -> str:
 def _plan_fault(name: str, plan: DrillPlan) -> Fault:
     """The fault of a drill: its victim and its moment come from the seed."""
     draw = random.Random(f"{name}-{plan.seed}")
-    first = 3 * _SAVE_EVERY if name in _FROM_STORAGE else 5
-    at_step = max(first, plan.steps // (10 if name == "straggler" else 3))  # a slow rank takes long to be sure of
+    at_step = _moment(name, plan.steps)
     way = plan.way or (draw.choice(_ways(name, plan)) if name in WAYS and name != "partition" else "")
     more: dict[str, Any] = {"room_mb": int(TIGHT[way]["room_mb"])} if name == "oom" and way in TIGHT else {}
     if name == "link":
         more["loss"] = _LOSS
     return make({"split": "partition"}.get(name, name), _victims(name, plan.nodes, draw), at_step=at_step, way=way,
                 after=round(draw.uniform(0.0, plan.step_s), 4), heal_after=_HEAL_S if name in _HEALED else None, **more)
+
+
+def _moment(name: str, steps: int) -> int:
+    """The step at which a drill's fault comes."""
+    first = 3 * _SAVE_EVERY if name in _FROM_STORAGE else 5
+    at_step = max(first, steps // (10 if name == "straggler" else 3))  # a slow rank takes long to be sure of
+    if name == "disk":  # just before a save: the disk is full for a while only, and steps may take long
+        at_step += -at_step % _SAVE_EVERY - 1
+    return at_step
 
 
 def _victims(name: str, nodes: int, draw: random.Random) -> str:
@@ -134,6 +148,7 @@ def _config(name: str, plan: DrillPlan) -> ClusterConfig:
 
 def run_drills(names: Sequence[str], **plan: Any) -> list[Report]:
     """Run several drills against one twin."""
+    check("names", names, tuple[str, ...])
     reports: list[Report] = []
     twin: Report | None = None
     for name in names:
@@ -144,10 +159,37 @@ def run_drills(names: Sequence[str], **plan: Any) -> list[Report]:
 
 
 def run_random(faults: int = 3, twin: Report | None = None, **plan: Any) -> Report:
-    """A random schedule from the seed, over all kinds of faults."""
+    """A random schedule from the seed, over all kinds of faults; those that cannot be done here are left out."""
     details = DrillPlan(**plan)
+    check_least("faults", faults, 1)
+    check("twin", twin, Report | None)
     ranks = [f"rank-{rank}" for rank in range(details.nodes)]
-    return _run("random", random_schedule(details.seed, faults, ranks, details.steps), details, twin)
+    drawn = random_schedule(details.seed, faults, ranks, details.steps)
+    with _stoppable("random"):
+        return _run("random", _possible(drawn, details), details, twin)
+
+
+@contextmanager
+def _stoppable(name: str) -> Iterator[None]:
+    """Who stops a drill is not told of its job, which ends with its cluster."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise WaitInterrupted(f"the drill {name} was stopped, and its cluster is closed") from None
+
+
+def _possible(schedule: Schedule, plan: DrillPlan) -> Schedule:
+    """The schedule without what this machine cannot do; as it is if nothing would be left."""
+    config = _config("random", plan)
+    reasons = [missing(fault.needs, config) for fault in schedule.faults]
+    if all(reasons):
+        return schedule
+    judged = list(zip(schedule.faults, reasons, strict=True))
+    for fault, reason in judged:
+        if reason:
+            plan.say(f"left out: {fault.describe()}: {reason}")
+    return replace(schedule, faults=tuple(fault for fault, reason in judged if not reason),
+                   left_out=tuple(fault for fault, reason in judged if reason))
 
 
 def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) -> Report:
@@ -156,7 +198,7 @@ def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) ->
         if reason := missing(fault.needs, config):
             raise FaultUnavailable(reason, hint="`ftlab doctor` tells what this machine can do")
     with ExitStack() as stack:
-        folder = stack.enter_context(TemporaryDirectory(prefix="ftlab-drill-")) if name in _FROM_STORAGE else ""
+        folder = str(stack.enter_context(TemporaryFolder("drill"))) if name in _FROM_STORAGE else ""
         more: dict[str, Any] = {"share": _shared(folder)} if folder and plan.backend == "docker" else {}
         more |= {"disk_mb": config.disk_mb} if config.disk_mb else {}
         cluster = stack.enter_context(Cluster(plan.nodes, plan.spares, plan.procs_per_node, echo=plan.echo,
@@ -165,17 +207,17 @@ def _run(name: str, schedule: Schedule, plan: DrillPlan, twin: Report | None) ->
         alike = not {"noisy", "sample_mb"} & set(options)  # as in the other drills, with which the twin is shared
         if twin is None or not alike:
             plan.say("training the undisturbed twin")
-            own = submit_example(cluster, plan, **options).result(timeout=_time_limit(plan))
+            own = submit_example(cluster, plan, **_without_ballast(options)).result(timeout=_time_limit(plan))
             twin, reference = (own if alike else twin), own
         else:
             reference = twin
         plan.say(schedule.describe())
+        pending = [cluster.inject(fault) for fault in schedule.faults]  # before the job: no step can have passed
         job = submit_example(cluster, plan, f"{DISK}/checkpoints" if name == "disk" else folder, **options)
-        pending = [cluster.inject(fault) for fault in schedule.faults]
         values, error = _result(job, plan)
         not_fired = _not_fired(pending)
         returned = _wait_for_return(cluster, schedule.faults)
-        events, cluster_name = cluster.events[job.first_event:], cluster.name
+        events, cluster_name = events_after(cluster.events, job.first_event), cluster.name
         report = Report.of(name, events, config=cluster.config.to_dict(), values=values)
     facts = {**report.facts, "drill": name, "seed": plan.seed, "leaked": _count_leaks(cluster_name, plan.backend),
              "twin_digest": reference.digest, **compare(report, reference), "repeat": _repeat(name, schedule, plan),
@@ -204,6 +246,11 @@ def _options(fault: Fault) -> dict[str, Any]:
         return {"sample_mb": TIGHT[fault.way]["sample_mb"], "noisy": False}
     slow = HealthConfig(replace_stragglers=True, straggler_steps=_SLOW_STEPS)
     return {"health": slow} if fault.kind == "straggler" else {}
+
+
+def _without_ballast(options: dict[str, Any]) -> dict[str, Any]:
+    """The same arithmetic without the memory that is to run out: a twin has no need of it."""
+    return {name: value for name, value in options.items() if name != "sample_mb"}
 
 
 def submit_example(cluster: Cluster, plan: DrillPlan, checkpoints: str = "", **options: Any) -> Job:
@@ -265,7 +312,8 @@ def _check(name: str, facts: dict[str, Any], not_fired: list[str], returned: boo
     else:
         expect(facts["steps_lost"] == 0, f"{facts['steps_lost']} committed steps were lost")
     if len(faults) == 1:
-        expect(facts["detection_s"] is not None or name == "link", "the fault was not detected")
+        seen = [row["detection_s"] for row in facts["injections"]]
+        expect(None not in seen or name == "link", "the fault was not detected")
         mended = bool(facts["spoiled"]) and name in ("nan", "oom")
         expect(name in _NO_RECOVERY or mended or facts["recoveries"] >= 1, "no recovery took place")
         expect(name != "oom" or "oom" in [*facts["causes"], *(row["cause"] for row in facts["spoiled"])],
@@ -297,7 +345,8 @@ def _count_leaks(cluster: str, backend: str) -> int:
 
 
 def _repeat(name: str, schedule: Schedule, plan: DrillPlan) -> str:
-    more = f" --faults {len(schedule.faults)}" if name == "random" else ""
+    more = f" --faults {len(schedule.faults) + len(schedule.left_out)}" if name == "random" else ""
     more += f" --backend {plan.backend}" if plan.backend != "process" else ""
+    more += f" --network {plan.settings['network']}" if plan.settings.get("network", "auto") != "auto" else ""
     return (f"ftlab drill {name} --seed {plan.seed}{more} --nodes {plan.nodes} --spares {plan.spares} "
             f"--steps {plan.steps}{' --exact' if plan.exact else ''}{f' --way {plan.way}' if plan.way else ''}")

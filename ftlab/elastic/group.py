@@ -128,6 +128,10 @@ class Group:
                     poll.register(fd, _HANGUP)
         return seen != own or bool(poll.poll(0))  # gloo closes a connection that failed
 
+    def collectives(self) -> int:
+        """How many collectives this rank has begun in the group, whoever called them."""
+        return int(self._gloo._get_sequence_number_for_group()) if self._gloo is not None else 0
+
     def close(self) -> None:
         """Leave the group, without waiting for it to be taken apart; may be called twice."""
         self._shut(reads_only=False)  # the others shall learn it now

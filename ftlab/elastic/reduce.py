@@ -16,14 +16,16 @@ import torch.distributed as dist
 from torch import nn
 
 from ftlab.elastic.sampler import Seating, owned_shards
+from ftlab.errors import ConfigError
 
 
 class FlatGradients:
     """Gradients of a fixed list of parameters in one flat tensor, with a mark for those that have none.
 
     Buffers that the forward pass changed ride along: their mean over the batch replaces each rank's own, so that
-    every rank holds the same state after a step and any of them can replace any other. So does the loss, and a last
-    cell that counts the ranks that failed: after the sum all ranks know of it, without a message of its own.
+    every rank holds the same state after a step and any of them can replace any other. So does the loss. Two last
+    cells: a stamp, by which ranks see that they sum the same thing, and the count of ranks that failed; after the sum
+    all ranks know of it, without a message of its own.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -39,9 +41,13 @@ class FlatGradients:
              loss: torch.Tensor | None = None) -> torch.Tensor:
         """Move the gradients out of the parameters into a flat tensor, with buffers and loss, each times `weight`."""
         device = self.parameters[0].device
-        pieces = [torch.zeros(size, dtype=self.dtype, device=device) if p.grad is None
-                  else p.grad.reshape(-1).to(self.dtype) for p, size in zip(self.parameters, self.sizes, strict=True)]
-        tail = torch.tensor([*(p.grad is not None for p in self.parameters), 0.0], dtype=self.dtype, device=device)
+        try:
+            pieces = [torch.zeros(size, dtype=self.dtype, device=device) if p.grad is None else
+                      p.grad.reshape(-1).to(self.dtype) for p, size in zip(self.parameters, self.sizes, strict=True)]
+        except RuntimeError:
+            self._refuse_sparse()
+            raise
+        tail = torch.tensor([*(p.grad is not None for p in self.parameters), 0.0, 0.0], dtype=self.dtype, device=device)
         for parameter in self.parameters:
             parameter.grad = None
         last = torch.zeros(1, device=device) if loss is None else loss
@@ -52,6 +58,11 @@ class FlatGradients:
         self.length = len(flat)
         return flat
 
+    def _refuse_sparse(self) -> None:
+        if any(p.grad is not None and p.grad.is_sparse for p in self.parameters):
+            raise ConfigError("a sparse gradient cannot be averaged over the ranks",
+                              hint="build the embedding with sparse=False, and train it with a dense optimizer")
+
     def take_failure(self) -> torch.Tensor:
         """What a rank contributes that has no gradients, because it failed."""
         flat = torch.zeros(self.length, dtype=self.dtype, device=self.parameters[0].device)
@@ -60,7 +71,17 @@ class FlatGradients:
 
     def read(self, flat: torch.Tensor) -> tuple[float, int]:
         """Of a sum: the loss, and how many ranks failed."""
-        return float(flat[-len(self.sizes) - 2]), round(float(flat[-1]))
+        return float(flat[-len(self.sizes) - 3]), round(float(flat[-1]))
+
+    @staticmethod
+    def stamp(flat: torch.Tensor, value: float) -> None:
+        """Say what is summed here; a sum of equal stamps is their number times the stamp."""
+        flat[-2] = value
+
+    @staticmethod
+    def read_stamp(flat: torch.Tensor) -> float:
+        """The stamps' sum."""
+        return float(flat[-2])
 
     def norm(self, flat: torch.Tensor) -> float:
         """Of a sum: the 2-norm of its gradients. In every step, so with one look at each number and no more."""
@@ -73,8 +94,8 @@ class FlatGradients:
     def put(self, flat: torch.Tensor, held: Sequence[torch.Tensor | None],
             buffers: Sequence[torch.Tensor] = ()) -> None:
         """Move sums back into the parameters' gradients, on top of what was `held` before, and into the buffers."""
-        present = flat[-len(self.sizes) - 1:-1].tolist()
-        pieces = flat[:-len(self.sizes) - 2].split([*self.sizes, *(buffer.numel() for buffer in buffers)])
+        present = flat[-len(self.sizes) - 2:-2].tolist()
+        pieces = flat[:-len(self.sizes) - 3].split([*self.sizes, *(buffer.numel() for buffer in buffers)])
         pieces, statistics = pieces[:len(self.sizes)], pieces[len(self.sizes):]
         with torch.no_grad():
             for buffer, mean in zip(buffers, statistics, strict=True):

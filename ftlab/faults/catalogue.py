@@ -6,13 +6,15 @@ fault was injected: it sees what production sees.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ftlab.errors import ConfigError, FaultUnavailable, UnknownFault
 from ftlab.faults.corruption import WAYS as DAMAGES
-from ftlab.faults.injection import Hands, Injection, Pending, carry_out, schedule
+from ftlab.faults.injection import TO_A_WORKER, Hands, Injection, Pending, carry_out, schedule
+from ftlab.validation import Checked
 
 KINDS: dict[str, str] = {
     "kill": "SIGKILL of a whole node",
@@ -32,15 +34,20 @@ KINDS: dict[str, str] = {
 HEALABLE = ("hang", "partition", "straggler", "oom", "link", "disk")
 WAYS: dict[str, tuple[str, ...]] = {"corrupt": DAMAGES, "nan": ("once", "again"), "oom": ("allocation", "kernel"),
                                     "partition": ("", "sends", "receives")}  # nothing: both ways
+_FIXED = {"controller": "controller", "blackout": "all", "corrupt": "all"}  # targets of faults that have no choice
+_TARGET = re.compile(r"(node|rank)-(0|[1-9][0-9]*)")
+_ONLY: dict[str, tuple[str, ...]] = {  # settings that mean nothing to other kinds
+    "local_rank": tuple(TO_A_WORKER), "room_mb": ("oom",), "share": ("straggler",), "loss": ("link",),
+    "delay_ms": ("link",), "rate_mbit": ("link",), "heal_after": HEALABLE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(Checked):
     """The plan of one fault: what, where, and when (at once if neither `at_step` nor `after` is given)."""
 
-    kind: str
-    target: str  # a node's name, or "rank-2" for whoever sits there; "controller" or "all" where there is no choice;
-    # for a partition also several, separated by commas: they stay together
+    kind: str = ""
+    target: str = ""  # a node's name, or "rank-2" for whoever sits there; "controller" or "all" where there is no
+    # choice; for a partition also several, separated by commas: they stay together
     local_rank: int = 0  # of the worker, for crash and stall
     at_step: int | None = None  # when so many steps are committed
     after: float | None = None  # seconds from now; after the step, if both are given
@@ -53,22 +60,52 @@ class Fault:
     rate_mbit: float = 0.0  # for link: as fast as it may send; 0: as before
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise UnknownFault(f"no fault is called {self.kind!r}", hint=f"faults are {', '.join(KINDS)}")
+        self._check_target()
+        self.check_types()
+        self._check_moment()
         if self.way not in WAYS.get(self.kind, ("",)):
-            known = ", ".join(WAYS[self.kind]) if self.kind in WAYS else "not to be chosen"
+            known = ", ".join(way or "\"\"" for way in WAYS[self.kind]) if self.kind in WAYS else "not to be chosen"
             raise ConfigError(f"{self.way!r} is no way to {self.kind}: its ways are {known}")
-        if not 0 < self.share < 1:
-            raise ConfigError(f"share must be between 0 and 1: it is the part of its time that is left (got "
-                              f"{self.share})")
-        if not 0 <= self.loss <= 1 or self.delay_ms < 0 or self.rate_mbit < 0:
-            raise ConfigError("loss must be between 0 and 1, delay_ms and rate_mbit not negative")
-        if self.kind == "link" and not (self.loss or self.delay_ms or self.rate_mbit):
-            raise ConfigError("a link needs a loss, a delay_ms or a rate_mbit: else nothing is wrong with it")
-        if "," in self.target and self.kind != "partition":
-            raise ConfigError(f"a {self.kind} has one target: only a partition takes several (got {self.target})")
-        if self.heal_after is not None and self.kind not in HEALABLE:
-            raise ConfigError(f"a {self.kind} cannot be healed: heal_after is for {', '.join(HEALABLE)}")
+        self.require(0 < self.share < 1, f"share must be between 0 and 1: it is the part of its time that is left (got "
+                                         f"{self.share})")
+        self.require(0 <= self.loss <= 1, f"loss must be between 0 and 1: it is a share of all packets (got "
+                                          f"{self.loss})")
+        for name in ("delay_ms", "rate_mbit"):
+            self.require(getattr(self, name) >= 0, f"{name} must not be negative (got {getattr(self, name)})")
+        self.require(self.room_mb >= 1, f"room_mb must be at least 1 (got {self.room_mb})")
+        self.require(self.kind != "link" or bool(self.loss or self.delay_ms or self.rate_mbit),
+                     "a link needs a loss, a delay_ms or a rate_mbit: else nothing is wrong with it")
+        self._check_fit()
+
+    def _check_target(self) -> None:
+        if self.kind in _FIXED:
+            self.require(self.target == _FIXED[self.kind], f"a {self.kind} has no target to choose (got "
+                                                           f"{self.target!r})")
+            return
+        names = self.target.split(",") if isinstance(self.target, str) else []
+        self.require(self.kind == "partition" or len(names) <= 1, f"a {self.kind} has one target: only a partition "
+                                                                  f"takes several (got {self.target})")
+        self.require(bool(names) and all(map(_TARGET.fullmatch, names)),
+                     f"a {self.kind} needs a target: the name of a node, such as \"node-2\", or \"rank-2\" for the "
+                     f"node that has this rank (got {self.target!r})")
+
+    def _check_moment(self) -> None:
+        self.require(self.local_rank >= 0, f"local_rank must not be negative (got {self.local_rank})")
+        self.require(self.at_step is None or self.at_step >= 0,
+                     f"at_step must not be negative: it counts committed steps (got {self.at_step})")
+        for name in ("after", "heal_after"):
+            value = getattr(self, name)
+            self.require(value is None or value >= 0, f"{name} must not be negative: it is a number of seconds (got "
+                                                      f"{value})")
+
+    def _check_fit(self) -> None:
+        """A setting of another kind of fault would be ignored without a word."""
+        for name, kinds in _ONLY.items():
+            given = getattr(self, name) != type(self).__dataclass_fields__[name].default
+            doing = "cannot be healed" if name == "heal_after" else f"has no {name}"
+            self.require(not given or self.kind in kinds, f"a {self.kind} {doing}: {name} is for {', '.join(kinds)}")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -101,59 +138,58 @@ class Fault:
 
 def make(kind: str, target: str = "", **when: Any) -> Fault:
     """A fault by the name of its kind."""
-    fixed = {"controller": "controller", "blackout": "all", "corrupt": "all"}
-    return Fault(kind=kind, target=fixed.get(kind, target), **when)
+    return Fault(kind=kind, target=_FIXED.get(str(kind), target), **when)
 
 
-def kill(node: str, **when: Any) -> Fault:
+def kill(node: str = "", **when: Any) -> Fault:
     """SIGKILL a whole node."""
     return make("kill", node, **when)
 
 
-def crash(node: str, local_rank: int = 0, **when: Any) -> Fault:
+def crash(node: str = "", local_rank: int = 0, **when: Any) -> Fault:
     """SIGKILL one worker of a node."""
     return make("crash", node, local_rank=local_rank, **when)
 
 
-def hang(node: str, heal_after: float | None = None, **when: Any) -> Fault:
+def hang(node: str = "", heal_after: float | None = None, **when: Any) -> Fault:
     """SIGSTOP a whole node, and SIGCONT it later."""
     return make("hang", node, heal_after=heal_after, **when)
 
 
-def stall(node: str, local_rank: int = 0, **when: Any) -> Fault:
+def stall(node: str = "", local_rank: int = 0, **when: Any) -> Fault:
     """Block the training thread of one worker."""
     return make("stall", node, local_rank=local_rank, **when)
 
 
-def nan(node: str, way: str = "once", local_rank: int = 0, **when: Any) -> Fault:
+def nan(node: str = "", way: str = "once", local_rank: int = 0, **when: Any) -> Fault:
     """Make a gradient of one worker NaN: once, as a flipped bit would, or `again` as a bad sample would."""
     return make("nan", node, way=way, local_rank=local_rank, **when)
 
 
-def oom(node: str, way: str = "allocation", local_rank: int = 0, **when: Any) -> Fault:
+def oom(node: str = "", way: str = "allocation", local_rank: int = 0, **when: Any) -> Fault:
     """Leave one worker no more than `room_mb` of memory: the next larger allocation fails (`allocation`), or the kernel
     kills it (`kernel`, where cgroups can be made)."""
     return make("oom", node, way=way, local_rank=local_rank, **when)
 
 
-def straggler(node: str, share: float = 0.25, local_rank: int = 0, **when: Any) -> Fault:
+def straggler(node: str = "", share: float = 0.25, local_rank: int = 0, **when: Any) -> Fault:
     """Let one worker run only for a share of the time."""
     return make("straggler", node, share=share, local_rank=local_rank, **when)
 
 
-def partition(node: str | Sequence[str], heal_after: float | None = None, way: str = "", **when: Any) -> Fault:
+def partition(node: str | Sequence[str] = "", heal_after: float | None = None, way: str = "", **when: Any) -> Fault:
     """Drop all packets between a node, or several that stay together, and everybody else, and let them pass again
     later. `way`: only what they send ("sends"), or only what is sent to them ("receives")."""
-    group = node if isinstance(node, str) else ",".join(node)
+    group: Any = ",".join(map(str, node)) if isinstance(node, list | tuple | set) else node
     return make("partition", group, heal_after=heal_after, way=way, **when)
 
 
-def link(node: str, loss: float = 0.1, delay_ms: float = 0.0, rate_mbit: float = 0.0, **when: Any) -> Fault:
+def link(node: str = "", loss: float = 0.1, delay_ms: float = 0.0, rate_mbit: float = 0.0, **when: Any) -> Fault:
     """Let a node's link lose a share of all packets, both ways; delay what it sends, or slow it down."""
     return make("link", node, loss=loss, delay_ms=delay_ms, rate_mbit=rate_mbit, **when)
 
 
-def disk(node: str, heal_after: float | None = None, **when: Any) -> Fault:
+def disk(node: str = "", heal_after: float | None = None, **when: Any) -> Fault:
     """Have a node fill the cluster's small disk (Cluster(disk_mb=...)), and give the room back later."""
     return make("disk", node, heal_after=heal_after, **when)
 

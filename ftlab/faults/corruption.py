@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ftlab.checkpoint.fence import closed_by
 from ftlab.errors import FaultError
 
 WAYS = ("flip", "truncate", "swap")
@@ -32,9 +33,16 @@ def damage_newest(folder: str, way: str, seed: int = 0) -> dict[str, Any]:
 
 def _committed(folder: Path) -> list[Path]:
     """Checkpoints that look complete, the newest first."""
-    usable = [path for path in folder.glob("step-*") if (path / "COMMIT").exists() and not (path / "DAMAGED").exists()]
+    usable = [path for path in folder.glob("step-*") if _is_committed(path) and not (path / "DAMAGED").exists()]
     return sorted(usable, key=lambda path: float(json.loads((path / "manifest.json").read_bytes())["created"]),
                   reverse=True)
+
+
+def _is_committed(path: Path) -> bool:
+    try:
+        return not closed_by((path / "COMMIT").read_bytes())
+    except FileNotFoundError:
+        return False
 
 
 def _flip(found: list[Path], draw: random.Random) -> dict[str, Any]:

@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftlab.errors import ConfigError
 from ftlab.grading.stage.outcome import Outcome
 
 _WIDTH = 110
+MARK = "|"  # before each line that is not ours, but what student's code said or made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Finding:
         """For a reader: one line if it went well, what to do if not."""
         if self.passed:
             return [f"  ok    {self.scenario}"]
-        told = [("expected", self.expected), ("got", self.got), ("look", self.look), ("again", self.repeat)]
+        told = [("expected", self.expected), ("got", quoted(self.got)), ("look", self.look), ("again", self.repeat)]
         advice = [f"          {name + ':':<10}{_indent(text)}" for name, text in told if text]
         return [f"  FAIL  {self.scenario}", *advice]
 
@@ -64,10 +65,19 @@ class Card:
         """Whether a play came to its end; if not, the scenario has failed and is noted, with the traceback."""
         if outcome.ok:
             return True
-        got = outcome.trouble(limit_s) + (f"\n{outcome.traceback.rstrip()}" if outcome.traceback else "")
+        got = "\n".join([outcome.trouble(limit_s), *own_frames(outcome.traceback)])
         self.expect(scenario, False, weight=weight, expected=expected or "it returns", got=got, look=look,
                     repeat=repeat)
         return False
+
+    def _folded(self) -> list[Finding]:
+        """The findings; a long error that was told before is not told again."""
+        told, found = set[str](), list[Finding]()
+        for each in self.findings:
+            again = not each.passed and each.got.count("\n") > 1 and each.got in told
+            told.add(each.got)
+            found.append(replace(each, got=f"{each.got.splitlines()[0]} (as above)") if again else each)
+        return found
 
     @property
     def score(self) -> float:
@@ -87,8 +97,28 @@ class Card:
         head = f"{self.task}: {passed} of {len(self.findings)} scenarios, {self.score:g} of {self.points:g} points"
         spent = ", ".join(f"{name.replace('_', ' ')} {_amount(value)}" for name, value in cost.items())
         lines = [head, *(f"  note  {each}" for each in self.remarks)]
-        lines += [line for each in self.findings for line in each.lines()]
+        lines += [line for each in self._folded() for line in each.lines()]
+        if len(lines) > 1 and not all(each.passed for each in self.findings):
+            lines.append(f"  note  lines that begin with {MARK} are what the student's code gave or said")
         return "\n".join([*lines, f"  cost  {spent}"] if spent else lines)
+
+
+def own_frames(trace: str) -> list[str]:
+    """The lines of a traceback that are about the student's code: the frames above it are ours and teach nothing."""
+    kept, ours = list[str](), False
+    for line in trace.splitlines()[1:-1]:
+        if line.startswith("  File "):
+            ours = "/ftlab/grading/" in line
+        if not ours:
+            kept.append(line)
+    return kept
+
+
+def quoted(text: str) -> str:
+    """What student's code said, each line marked as such and without anything that steers a terminal."""
+    lines = ["".join(each if each.isprintable() else " " for each in line) for line in text.splitlines()]
+    parts = [part for line in lines for part in textwrap.wrap(line, _WIDTH - 2, drop_whitespace=False) or [""]]
+    return "\n".join(f"{MARK} {part}" for part in parts)
 
 
 def _indent(text: str) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+STARVED_FACTOR = 6.0  # so many times as long may take what waits for a CPU
+
 
 class Standing(StrEnum):
     """What a worker's training thread is doing, as far as stalls go."""
@@ -33,6 +35,17 @@ class Sighting:
     generation: int
     standing: Standing
     since: float
+    step: int = 0  # committed
+    starved: bool = False  # it is ready to run and gets no CPU
+
+    def blame(self, now: float, limit_s: float, outside_s: float) -> str:
+        """Where it holds the others up and how long that may take, in words."""
+        if self.standing == Standing.OUTSIDE:
+            where = f"between step {self.step} and {self.step + 1}, in the train function's own code"
+            limit = f"the others wait for it, and may have to for {max(limit_s, outside_s):.1f} s (outside_limit_s)"
+        else:
+            where, limit = f"{self.standing} step {self.step + 1}", f"a step may take {limit_s:.1f} s"
+        return f"{where} for {now - self.since:.1f} s: {limit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +92,15 @@ def find_stalled(workers: Iterable[Sighting], now: float, limit_s: float, outsid
         return []  # all are busy with something of their own: a long evaluation is no stall
     for worker in seen:
         allowed = {Standing.COMPUTING: limit_s, Standing.OUTSIDE: max(limit_s, outside_s)}.get(worker.standing)
-        if allowed is not None and now - worker.since > allowed:
+        patience = STARVED_FACTOR if worker.starved else 1.0  # a busy machine's fault, not the worker's
+        if allowed is not None and now - worker.since > patience * allowed:
             stalled.append(worker)
     return stalled
+
+
+def holders(workers: Iterable[Sighting], step: int) -> set[tuple[str, int]]:
+    """The workers that hold the state of a committed step, or a newer one."""
+    return {worker.who for worker in workers if worker.generation > 0 and worker.step >= step}
 
 
 def all_waiting(workers: Iterable[Sighting], generation: int, now: float, limit_s: float) -> bool:

@@ -105,6 +105,27 @@ def is_stopped(pid: int, proc: Path = PROC) -> bool:
     return read(f"{folder(pid, proc)}/stat").rpartition(")")[2][1:2] in ("T", "t")
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Whether a process's main thread is ready to run just now, and how long it has computed up to now."""
+
+    ready: bool
+    cpu_s: float
+
+    @classmethod
+    def read(cls, pid: int, proc: Path = PROC) -> Turn:
+        """One cheap look; never ready where the system does not tell."""
+        stat = read(f"{folder(pid, proc)}/stat").rpartition(")")[2].split()
+        if len(stat) < 13:
+            return cls(False, 0.0)
+        return cls(stat[0] == "R", (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"))
+
+    def starves(self, before: Turn, wall_s: float) -> bool:
+        """Whether a process that was `before` like that is ready to run, and had a CPU for less than half of the
+        time."""
+        return self.ready and self.cpu_s - before.cpu_s < wall_s / 2
+
+
 def name_cause(before: Usage, after: Usage, outside_s: float, wall_s: float) -> str:
     """Why a rank was slow in the `wall_s` between two readings, `outside_s` of it between steps; "" if nothing shows.
 

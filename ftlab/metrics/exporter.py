@@ -5,12 +5,18 @@ Metrics only read the event log. A restarted controller replays its journal, so 
 
 from __future__ import annotations
 
+from collections import deque
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ftlab.config import DEFAULT_BUDGETS
+from ftlab.detection import read_failures
 from ftlab.events import Event
 
+_TELLING = ("fault.", "recovery.", "node.died", "worker.failed", "step.spoiled")
+_REMEMBERED = 200  # of these: more than any recovery has
+_RESULTS = ("committed", "failed", "refused", "delayed", "damaged")  # of a checkpoint
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 2.0, 5.0, 15.0, 60.0)
 
 
@@ -49,18 +55,21 @@ class Exporter:
         self.warnings = Counter("ftlab_memory_warnings_total", "Memory limits that were about to be hit.",
                                 registry=registry)
         self._alive: set[str] = set()
+        self._failures: deque[Event] = deque(maxlen=_REMEMBERED)  # what tells when a failure began
         for cause in DEFAULT_BUDGETS:  # from 0 on: else the first failure of a cause would be no increase
             self.detections.labels(cause)
             self.recoveries.labels(cause)
-        for result in ("committed", "failed", "delayed", "damaged"):
+        for result in _RESULTS:
             self.checkpoints.labels(result)
 
     def observe(self, event: Event) -> None:
         """Take one event into account."""
         data = event.data
+        if event.kind.startswith(_TELLING):
+            self._failures.append(event)
         match event.kind:
             case "step.committed":
-                self.steps.inc()
+                self.steps.inc(event.stands_for)
                 if "loss" in data:
                     self.loss.set(data["loss"])
                 if data.get("skipped"):
@@ -83,14 +92,15 @@ class Exporter:
             case "straggler.found":
                 self.stragglers.inc()
             case "memory.warned":
-                self.warnings.inc()
+                self.warnings.inc(event.stands_for)
             case "fault.injected":
                 self.faults.labels(data["fault"]).inc()
             case "message.refused" | "node.fenced":
-                self.refused.inc()
+                self.refused.inc(event.stands_for)
             case "checkpoint.snapshot":
-                self.blocking.observe(data["blocking_s"])
-            case "checkpoint.committed" | "checkpoint.failed" | "checkpoint.delayed" | "checkpoint.damaged":
+                for _ in range(event.stands_for):
+                    self.blocking.observe(data["blocking_s"])
+            case kind if kind.removeprefix("checkpoint.") in _RESULTS:
                 self._observe_checkpoint(event)
 
     def render(self) -> tuple[str, bytes]:
@@ -99,7 +109,7 @@ class Exporter:
 
     def _observe_checkpoint(self, event: Event) -> None:
         result = event.kind.removeprefix("checkpoint.")
-        self.checkpoints.labels(result).inc()
+        self.checkpoints.labels(result).inc(event.stands_for)
         if result == "committed":
             self.durable.observe(event.data["seconds"])
             self.saved_step.set(event.step or 0)
@@ -108,9 +118,10 @@ class Exporter:
     def _observe_recovery(self, event: Event) -> None:
         data = event.data
         self.recoveries.labels(data["cause"]).inc()
-        verdicts = [span["end"] for span in data["spans"] if span["name"] == "detect"]
+        recovery = next((one for one in reversed(read_failures(self._failures).recoveries)
+                         if one.generation == event.generation), None)
         steps = [span["end"] for span in data["spans"] if span["name"] == "first_step"]
-        if verdicts and steps:
-            self.recovery.labels(data["cause"]).observe(max(steps) - verdicts[0])
-        for name, seconds in data["phases"].items():
+        if recovery and steps:
+            self.recovery.labels(data["cause"]).observe(max(steps) - recovery.noticed)
+        for name, seconds in (recovery.phases if recovery else data["phases"]).items():
             self.phase.labels(name).observe(seconds)

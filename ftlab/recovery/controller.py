@@ -17,7 +17,7 @@ from typing import Any
 from ftlab import messages
 from ftlab import policy as acts
 from ftlab.config import ClusterConfig
-from ftlab.errors import BadMessage, BadPolicy, FtlabError, JobCancelled, JobError, WaitTimeout
+from ftlab.errors import BadMessage, BadPolicy, FtlabError, JobCancelled, JobRunning
 from ftlab.events import EventLog
 from ftlab.health.heartbeat import Watch
 from ftlab.health.own import MakeOwn
@@ -25,10 +25,13 @@ from ftlab.membership import RankTable, Verdict, seat_nodes
 from ftlab.policy import Failure, Snapshot
 from ftlab.recovery.counsel import Counsel
 from ftlab.recovery.hearing import Hearing
+from ftlab.recovery.holds import Holds
 from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RESTORING, RUNNING, STARTING, Job
+from ftlab.recovery.reattachment import find_awaited, find_losses, link_again
 from ftlab.recovery.record import RecoveryRecord
 from ftlab.recovery.roster import Provider, Roster
 from ftlab.recovery.staffing import Staffing
+from ftlab.recovery.start_plan import choose_seats
 from ftlab.recovery.stragglers import SlowRank, StragglerWatch
 from ftlab.recovery.views import NodeView
 from ftlab.recovery.watch import TICK_S, ProgressWatch
@@ -48,7 +51,8 @@ class Controller:
         self.roster = Roster(config, log, provider, later, self._node_died, own_detector)
         self.counsel, self.staffing = Counsel(config, log, self.roster), Staffing(config, log, self.roster)
         self.watch, self.stragglers = ProgressWatch(config), StragglerWatch(log)
-        self.hearing = Hearing(log, self.watch, self._worker_failed, self._rewind)
+        self.holds = Holds(log, self.roster)
+        self.hearing = Hearing(log, self.watch, self.holds, self._worker_failed, self._rewind)
         self.job: Job | None = None
         self.jobs: dict[str, Job] = {}
         self.generation = 0
@@ -74,6 +78,12 @@ class Controller:
             self.staffing.assign(node, job)
         elif job and node.name not in job.plan:
             self.staffing.restart(job, tuple((node.name, local) for local in self.staffing.missing(node)))
+        elif job:
+            for failure in link_again(job, node, [str(worker["run"]) for worker in hello.workers], self.staffing):
+                self._accuse(job, failure, node.heard, node.heard)
+            self.holds.welcome(job, node.name)
+        elif hello.workers and not fresh:
+            node.send(messages.EndJob(job=hello.job))  # it ended while the node had no link
         self._reconcile()
 
     def node_said(self, name: str, message: messages.Message) -> None:
@@ -110,8 +120,8 @@ class Controller:
     def tick(self) -> float:
         """Time has passed: look at silence and at progress; how many seconds the next look can wait."""
         now = time.monotonic()
-        self.roster.judge(now, self._punctuality.look(now))
-        if self.job and not self.job.over:
+        self.roster.judge(now, self._punctuality.look(now), find_awaited(self.job, self.roster))
+        if self.job and not self.job.over and not self.job.reattaching:
             for failure, since in list(self.watch.look(self.job, self.roster, now)):
                 self._accuse(self.job, failure, since, now)
             slow = self.stragglers.look(self.job, self.roster, now)
@@ -122,10 +132,10 @@ class Controller:
         return self._punctuality.every_s
 
     def submit(self, job: Job) -> None:
-        """Start a job on all nodes; raises JobError while another one runs."""
+        """Start a job on all nodes; raises JobRunning while another one does."""
         if self.job is not None and not self.job.over:
-            raise JobError(f"job {self.job.id} is still {self.job.status}",
-                           hint="wait for it with job.result(), or job.cancel() it")
+            raise JobRunning(f"job {self.job.name} is still {self.job.status}, at step {self.job.ledger.step}",
+                             hint="job.result() waits for it, job.cancel() ends it")
         job.submitted = time.monotonic()
         self.job = self.jobs[job.id] = job
         self.watch.new_job()
@@ -147,15 +157,17 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """For clients."""
-        table = self.job.table if self.job and not self.job.over else None
-        nodes = [node.to_dict(table.ranks_of(node.name) if table else ())
-                 for node in sorted(self.roster.nodes.values(), key=lambda each: each.number)]
+        job = self.job if self.job and not self.job.over else None
+        chosen = job.plan if job and job.plan else self.roster.next_members(self.config.nodes)
+        nodes = self.roster.status(job.table if job else None, chosen)
         return {"generation": self.generation, "nodes": nodes, "job": self.job.to_dict() if self.job else None,
-                "at": time.monotonic(), "config": self.config.to_dict()}
+                "at": time.monotonic(), "events": self.log.seq, "config": self.config.to_dict()}
 
     # ---- failures ------------------------------------------------------------------------------------------
 
     def _node_died(self, node: NodeView, reason: str, evidence: float, verdict: float) -> None:
+        if self.job:
+            self.job.kept.pop(node.name, None)  # also if it comes back: it starts over
         if self.job and not self.job.over and node.name in self.job.plan:
             self._fail(self.job, Failure(cause="node", node=node.name, detail=reason), evidence, verdict)
 
@@ -164,8 +176,8 @@ class Controller:
         assert job is not None and failure.local_rank is not None
         if failure.node in job.plan or job.status == STARTING:
             self._fail(job, failure, evidence, verdict)
-        elif job.repeats.get(failure.node, 0) < _SPARE_RETRIES:
-            job.repeats[failure.node] = job.repeats.get(failure.node, 0) + 1
+        elif job.retries.get(failure.node, 0) < _SPARE_RETRIES:
+            job.retries[failure.node] = job.retries.get(failure.node, 0) + 1
             self.staffing.restart(job, ((failure.node, failure.local_rank),))
 
     def _accuse(self, job: Job, failure: Failure, since: float, now: float) -> None:
@@ -173,7 +185,7 @@ class Controller:
         if node is not None and failure.local_rank is not None:
             node.workers[failure.local_rank].failed = True
             self.log.record("worker.failed", source=failure.node, cause=failure.cause, detail=failure.detail,
-                            generation=job.generation)
+                            generation=job.generation, at=now)
         self._fail(job, failure, since, now)
 
     def _fail(self, job: Job, failure: Failure, evidence: float, verdict: float) -> None:
@@ -198,7 +210,7 @@ class Controller:
         """The first step of a recovery: normal nodes stop at once."""
         abandoned = job.recovery if job.status == RESTORING else None
         if abandoned:
-            self.log.record("recovery.abandoned", generation=job.generation, reason=failure.detail)
+            self.log.record("recovery.abandoned", generation=job.generation, reason=failure.detail, at=verdict)
         job.status = RECOVERING
         self.watch.recovery_begins()
         nodes = [failure.node] if failure.node else []
@@ -206,7 +218,7 @@ class Controller:
                                                attempts=abandoned.attempts + 1 if abandoned else 1)
         record.span("detect", min(evidence, verdict), verdict)
         self.log.record("recovery.started", generation=job.generation + 1, cause=failure.cause, nodes=nodes,
-                        detail=failure.detail, at=verdict)
+                        detail=failure.detail, at=verdict, evidence=min(evidence, verdict))
         body = messages.encode(messages.Terminate(generation=job.generation))
         for node in self.roster.seated(job.plan):
             if node.name != failure.node and node.name not in job.stopped:
@@ -216,13 +228,16 @@ class Controller:
             record.span("terminate", verdict, verdict)
 
     def _decide(self) -> None:
-        self._deciding = False
         job = self.job
+        if job is not None and not job.over and job.reattaching:  # who lives and holds the state is not known yet
+            self.later(TICK_S, self._decide)
+            return
+        self._deciding = False
         if job is None or job.over or not job.failures:
             return
         failures, job.failures = tuple(dict.fromkeys(job.failures)), []
         if job.fatal is not None:  # no policy can mend it
-            self._end(job, FAILED, job.fatal)
+            self._end(job, FAILED, job.fatal_error())
             return
         action = self._ask(job, self.counsel.snapshot(job, failures))
         if action is None:
@@ -279,44 +294,31 @@ class Controller:
         if job.status == RUNNING:
             self._grow_if_possible(job)
         if job.training and job.table and len(job.finished) == job.table.world:
-            self._end(job, FINISHED)
+            diverged = job.diverged()
+            self._end(job, FAILED if diverged else FINISHED, diverged)
 
     def _reattached(self, job: Job) -> bool:
         """After a restart of the controller: whether all members are back, and a recovery if it cut one short."""
         if not job.reattaching:
             return True
-        members = self.roster.seated(job.plan)
-        if any(node.link is None for node in members):
+        if any(node.link is None for node in self.roster.seated(job.plan)):
             return False
         job.reattaching = False
-        now = time.monotonic()
-        gone = "it was gone when the controller came back"  # an end that only the dead controller had heard of
-        for name in set(job.plan) - {node.name for node in members}:
-            self._fail(job, Failure(cause="node", node=name, detail=gone), now, now)
-        for node in members:
-            for local_rank in self.staffing.missing(node):
-                self._fail(job, Failure(cause="crash", node=node.name, local_rank=local_rank, detail=gone), now, now)
-        workers = [worker for node in members for worker in node.workers.values()]
-        if job.status == RUNNING and not all(worker.trains_in(job.generation) for worker in workers):
-            detail = "the controller came back while its workers were not training"
-            self._fail(job, Failure(cause="link", detail=detail), now, now)
+        now, step = time.monotonic(), self.log.last("step.committed")
+        for failure in find_losses(job, self.roster, self.staffing):
+            self._fail(job, failure, step.at if step else now, now)  # in a step every rank takes part
         return True
 
     def _plan_start(self, job: Job) -> None:
+        now = time.monotonic()
         chosen = self.roster.alive()[:job.wanted]
-        ready = [node.name for node in chosen if node.ready(job.id, self.config.procs_per_node)]
-        if len(ready) == job.wanted:
-            job.plan = ready
-            return
+        ready = tuple(node.name for node in chosen if node.ready(job.id, self.config.procs_per_node))
         coming = [node for node in self.roster.nodes.values() if node.verdict != Verdict.DEAD]
         if len(coming) < job.wanted and self.config.replace:
-            self.roster.start()
-        elif time.monotonic() - job.submitted > job.config.start_timeout_s:
-            waiting = [f"{node.name} is {'running the set-up' if node.alive else 'dead'}"
-                       for node in self.roster.nodes.values() if node.name not in ready]
-            self._end(job, FAILED, WaitTimeout(
-                f"{len(ready)}/{job.wanted} nodes reached their first step after {job.config.start_timeout_s:g} s",
-                seen="; ".join(waiting), hint="is the set-up before ctx.steps slow, or blocked?"))
+            coming.append(self.roster.nodes[self.roster.start()])
+        job.plan = list(choose_seats(job.muster(ready, len(coming) - len(ready), now)))
+        if not job.plan and now - job.submitted > job.config.start_timeout_s:
+            self._end(job, FAILED, self.staffing.late(job, ready))
 
     def _seat_if_ready(self, job: Job) -> None:
         nodes = [node for node in self.roster.seated(job.plan) if node.ready(job.id, self.config.procs_per_node)]
@@ -326,8 +328,8 @@ class Controller:
         self.generation += 1
         table = seat_nodes(self.generation, [(node.name, node.address) for node in nodes], self.config.procs_per_node)
         job.table = job.tables[table.generation] = table
-        job.moved, job.stopped, job.finished, self._offered = set(), set(), {}, ()
-        job.times.clear()
+        job.new_generation()
+        self._offered = ()
         record = job.recovery = job.recovery or RecoveryRecord(cause="start", nodes=[], began=begin)
         record.generation = table.generation
         if record.decided:
@@ -338,13 +340,13 @@ class Controller:
 
     def _continue(self, job: Job, nodes: list[NodeView], table: RankTable, record: RecoveryRecord) -> None:
         begin = time.monotonic()
-        body = messages.encode(messages.Join(table=table.to_dict(), store=list(self.store()),
-                                            secret=secrets.token_hex(16), step=job.ledger.step,
-                                            split=job.split))
+        job.invitation = messages.encode(messages.Join(table=table.to_dict(), store=list(self.store()),
+                                                      secret=secrets.token_hex(16), step=job.ledger.step,
+                                                      split=job.split, holds=self.holds.waiting()))
         for node in nodes:
             for worker in node.workers.values():
                 worker.place, worker.since = messages.Place.RECOVERING, begin  # the old place is the old world's
-            node.send(messages.ToWorkers(job=job.id, body=body))
+            node.send(messages.ToWorkers(job=job.id, body=job.invitation))
         if job.config.checkpoint is not None:
             self.roster.pair(nodes)
         job.status, record.seated = RESTORING, time.monotonic()
@@ -387,6 +389,7 @@ class Controller:
 
     def _end(self, job: Job, status: str, error: FtlabError | None = None) -> None:
         self.hearing.close(job)
+        self.holds.job_ended(job)
         job.status, job.error = status, error
         digests = {row["digest"] for row in job.finished.values()}
         self.log.record("job.finished", job=job.id, status=status, step=job.ledger.step, generation=job.generation,

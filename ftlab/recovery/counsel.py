@@ -31,7 +31,7 @@ class Counsel:
         return Snapshot(failures=failures, members=tuple(job.plan), spares=tuple(node.name for node in spares),
                         wanted=job.wanted, minimum=job.minimum, can_start=self._config.replace, step=job.ledger.step,
                         holders=holders, saved=job.newest_saved([node.name for node in alive]),
-                        repeats={node: count - 1 for node, count in job.repeats.items()}, procs_per_node=procs)
+                        repeats=job.repeats(failures), procs_per_node=procs)
 
     def ready_spares(self, job: Job) -> tuple[str, ...]:
         """The nodes without a seat that could take one at once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from ftlab import messages
@@ -17,7 +17,7 @@ from ftlab.events import EventLog
 from ftlab.health.detector import PhiConfig, PhiDetector
 from ftlab.health.heartbeat import FixedTimeout
 from ftlab.health.own import MakeOwn, OwnDetector
-from ftlab.membership import Verdict
+from ftlab.membership import RankTable, Verdict
 from ftlab.recovery.views import NodeView
 
 _ACK_S = 1.0  # often enough for a lease (a quarter of a short one), and to let nodes forget what is written down
@@ -54,6 +54,15 @@ class Roster:
     def alive(self) -> list[NodeView]:
         """The nodes that can be counted on, in the order of their numbers."""
         return sorted((node for node in self.nodes.values() if node.alive), key=lambda node: node.number)
+
+    def next_members(self, wanted: int) -> list[str]:
+        """Who gets the seats of a job that starts now."""
+        return [node.name for node in self.alive()[:wanted]]
+
+    def status(self, table: RankTable | None, chosen: Collection[str]) -> list[dict[str, Any]]:
+        """All nodes for the status page; `chosen` have seats, or would get them."""
+        return [node.to_dict(table.ranks_of(node.name) if table else (), node.name in chosen)
+                for node in sorted(self.nodes.values(), key=lambda each: each.number)]
 
     def seated(self, plan: list[str]) -> list[NodeView]:
         """The planned nodes that can be counted on, in the order of the plan."""
@@ -144,18 +153,19 @@ class Roster:
         if node is None:
             return
         if node.verdict != Verdict.DEAD:
-            self._bury(node, how, evidence=time.monotonic())
+            self._bury(node, how, evidence=node.heard or node.started)
         self.nodes.pop(name, None)
 
-    def judge(self, now: float, late: float) -> None:
-        """Look at everybody's silence; `late` is how much longer than planned nobody looked.
+    def judge(self, now: float, late: float, awaited: Collection[str] = ()) -> None:
+        """Look at everybody's silence; `late` is how much longer than planned nobody looked. Those who are `awaited`
+        are not given up before their lease has run out.
 
         While most nodes are silent at once, the machine or the network is the likelier cause, and nobody is given up
         before `crowd_s`: a cluster that buries all its nodes for a moment of load has lost its state.
         """
         silent: list[tuple[NodeView, float]] = []
         for node in list(self.nodes.values()):
-            node.heard = min(now, node.heard + late) if late else node.heard
+            node.heard = max(node.heard, min(now, node.heard + late))  # which may be a grace that ends later
             node.started += late
             if node.joined and node.verdict != Verdict.DEAD:
                 silent.append((node, now - node.heard))
@@ -165,7 +175,8 @@ class Roster:
         dead = verdicts.count(Verdict.DEAD)
         patience = min(self.config.crowd_s, self.config.lease_s) if dead > 1 and 2 * dead > len(verdicts) else 0.0
         for (node, silence), verdict in zip(silent, verdicts, strict=True):
-            doubtful = verdict == Verdict.DEAD and silence < patience
+            limit = self.config.lease_s if node.name in awaited else patience
+            doubtful = verdict == Verdict.DEAD and silence < limit
             self._pass_verdict(node, Verdict.SUSPECT if doubtful else verdict, silence)
 
     def next_verdict(self) -> float:

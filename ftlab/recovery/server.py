@@ -57,7 +57,8 @@ class ControlServer:
             (r"/api/status", _Status, shared), (r"/api/jobs", _Jobs, shared),
             (r"/api/jobs/([0-9a-f]+)", _JobInfo, shared), (r"/api/jobs/([0-9a-f]+)/cancel", _JobCancel, shared),
             (r"/api/jobs/([0-9a-f]+)/code", _JobCode, shared), (r"/api/events", _Events, shared),
-            (r"/api/watch", _WatchStep, shared), (r"/api/shutdown", _Shutdown, shared),
+            (r"/api/watch", _WatchStep, shared), (r"/api/holds", _PlaceHold, shared),
+            (r"/api/holds/([0-9a-f]+)/release", _ReleaseHold, shared), (r"/api/shutdown", _Shutdown, shared),
             (r"/api/stream", _Stream, shared),
         ], websocket_max_message_size=MAX_MESSAGE_BYTES, log_function=lambda handler: None,
             default_handler_class=_Unknown, default_handler_args=shared)
@@ -225,7 +226,7 @@ class _JobCode(_Base):
 class _Events(_Base):
     def get(self) -> None:
         after = int(self.get_argument("after", "0"))
-        self.finish({"events": [json.loads(event.to_json()) for event in self.server.controller.log.events[after:]]})
+        self.finish({"events": [json.loads(event.to_json()) for event in self.server.controller.log.after(after)]})
 
     def post(self) -> None:
         body = self.json()
@@ -242,6 +243,20 @@ class _Events(_Base):
 class _WatchStep(_Base):
     def post(self) -> None:
         self.server.controller.watch_step(int(self.json().get("step", 0)))
+        self.finish({})
+
+
+class _PlaceHold(_Base):
+    def post(self) -> None:
+        body, controller = self.json(), self.server.controller
+        if not _CODE.match(str(body.get("hold", ""))):
+            raise BadMessage("a hold needs a name")
+        self.finish({"passed": controller.holds.place(controller.job, str(body["hold"]), int(body.get("step", 0)))})
+
+
+class _ReleaseHold(_Base):
+    def post(self, hold: str) -> None:
+        self.server.controller.holds.release(self.server.controller.job, hold)
         self.finish({})
 
 
@@ -300,7 +315,7 @@ class _NodeLink(_Socket):
 class _Stream(_Socket):
     def open(self, *args: str, **kwargs: str) -> None:
         after = int(self.get_argument("after", "0"))
-        known = self.server.controller.log.events[after:]
+        known = self.server.controller.log.after(after)
         for first in range(0, len(known), _EVENTS_PER_FRAME):
             frames = (f'{{"event":{event.to_json()}}}' for event in known[first:first + _EVENTS_PER_FRAME])
             self.push(f"[{','.join(frames)}]")

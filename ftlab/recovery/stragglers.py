@@ -55,7 +55,7 @@ class StragglerWatch:
         slow = find_slow_rank(job, roster, now)
         if slow is not None:
             self._log.record("straggler.found", source=slow.node, rank=slow.found.rank, generation=job.generation,
-                             **slow.facts())
+                             at=now, **slow.facts())
         return slow
 
 

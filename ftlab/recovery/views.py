@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from ftlab.health.progress import Sighting, Standing
 from ftlab.membership import Verdict
 from ftlab.messages import Place
 
-_TRAINING = {Place.OUTSIDE, Place.COMPUTING, Place.COMMUNICATING}
+_TRAINING = {Place.OUTSIDE, Place.COMPUTING, Place.COMMUNICATING, Place.HELD}
 _STANDINGS = {Place.OUTSIDE: Standing.OUTSIDE, Place.COMPUTING: Standing.COMPUTING,
               Place.COMMUNICATING: Standing.WAITING, Place.RECOVERING: Standing.RECOVERING,
               Place.FINISHED: Standing.DONE}
@@ -32,7 +32,10 @@ class WorkerView:
     step: int = 0
     place: Place = Place.STARTING
     since: float = 0.0
+    seen: float = 0.0  # when its node last told of it
     slow: str = ""  # what slows it down, as far as its node can tell
+    starved: bool = False  # it is ready to run and gets no CPU
+    stuck_in: int = 0  # the ended generation in which a collective does not let it go, by its own word
 
     @property
     def ready(self) -> bool:
@@ -48,9 +51,13 @@ class WorkerView:
         """Whether it is on its seat in a generation, in or between steps."""
         return not self.failed and self.generation == generation and self.place in _TRAINING
 
-    def is_stuck_before(self, generation: int, places: set[Place]) -> bool:
-        """Whether it still waits in an ended generation, at one of these places, where nothing can hold it any more."""
+    def is_stuck_before(self, generation: int, places: Collection[Place]) -> bool:
+        """Whether it is in an ended generation, at one of these places, where nothing can hold it any more."""
         return not self.failed and 0 < self.generation < generation and self.place in places
+
+    def says_it_is_stuck(self, generation: int) -> bool:
+        """Whether a collective of a generation before this one does not let it go, by its own word."""
+        return self.stuck_in == self.generation and self.is_stuck_before(generation, _TRAINING)
 
     def is_about(self, run: str) -> bool:
         """Whether a report is about this worker, and not about one that was given up."""
@@ -61,7 +68,7 @@ class WorkerView:
         self.pid, self.place, self.since = int(report["pid"]), Place(report["place"]), float(report["since"])
         self.generation, self.rank, self.step = int(report["generation"]), int(report["rank"]), int(report["step"])
         self.parked = self.parked or self.place == Place.PARKED
-        self.slow = str(report.get("slow") or "")
+        self.slow, self.starved = str(report.get("slow") or ""), bool(report.get("starved"))
 
 
 @dataclass
@@ -114,6 +121,7 @@ class NodeView:
             view = self.workers.get(local_rank)
             if view is not None and view.is_about(run):
                 view.update(report)
+                view.seen = self.heard
 
     def send(self, message: messages.Message) -> None:
         """Send if there is a link; a node without one learns what it missed when it comes back."""
@@ -123,14 +131,23 @@ class NodeView:
     def sightings(self) -> list[Sighting]:
         """Its workers as the progress watch sees them."""
         return [Sighting(who=(self.name, local_rank), since=worker.since, generation=worker.generation,
-                         standing=_STANDINGS.get(worker.place, Standing.IDLE))
+                         standing=_STANDINGS.get(worker.place, Standing.IDLE), step=worker.step,
+                         starved=worker.starved)
                 for local_rank, worker in self.workers.items() if not worker.failed]
 
-    def to_dict(self, table_ranks: tuple[int, ...]) -> dict[str, Any]:
+    def role(self, ranks: tuple[int, ...], chosen: bool) -> str:
+        """What it is to the job, or to the next one; `chosen` if it has or would get a seat."""
+        if self.verdict == Verdict.DEAD:
+            return "lost"
+        if not self.joined:
+            return "starting"
+        return "member" if ranks else "ready" if chosen else "spare"
+
+    def to_dict(self, table_ranks: tuple[int, ...], chosen: bool) -> dict[str, Any]:
         """For the status page."""
         return {"name": self.name, "address": self.address, "pid": self.pid, "verdict": str(self.verdict),
                 "joined": self.joined, "ranks": list(table_ranks),
-                "role": "member" if table_ranks else "spare" if self.joined else "starting",
+                "role": self.role(table_ranks, chosen),
                 "workers": {str(local): {"pid": w.pid, "rank": w.rank, "step": w.step, "place": w.place,
                                          "generation": w.generation, "ready": w.ready}
                             for local, w in sorted(self.workers.items())}}

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ftlab.config import ClusterConfig
-from ftlab.health.progress import Limits, StepClock, all_waiting, find_stalled
+from ftlab.health.pressure import Pressure
+from ftlab.health.progress import STARVED_FACTOR, Limits, Sighting, StepClock, all_waiting, find_stalled, holders
 from ftlab.membership import Verdict
 from ftlab.messages import Place
 from ftlab.policy import Failure
@@ -18,8 +19,8 @@ from ftlab.recovery.views import NodeView
 
 TICK_S = 0.05  # between two looks at a cluster that starts, recovers or is suspicious
 _CALM_S = 0.2  # and at one that trains: a look costs more than there is to see
-_STOP_S = 0.4  # for a worker to notice that its group was cut
-_JOIN_S = 1.0  # for a worker to take its new seat
+_MUTE_S = 5.0  # for a worker that says nothing to leave a group that was cut, or to take its new seat
+_LAST_HOLDER_S = 20.0  # for the only one that holds the state: ending it would lose what it is waited for
 _SETTLE_S = 0.25  # a broken group without a known cause is rebuilt after this and the dead-node limit
 
 Finding = tuple[Failure, float]  # what is wrong, and since when
@@ -31,6 +32,7 @@ class ProgressWatch:
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
         self._broken_since: float | None = None
+        self._pressure = Pressure()
         self.clock = self._new_clock()
 
     def new_job(self) -> None:
@@ -60,10 +62,10 @@ class ProgressWatch:
         fresh = [node for node in roster.seated(job.plan)
                  if node.verdict == Verdict.ALIVE and now - node.heard < limit / 2]
         seen = [sighting for node in fresh for sighting in node.sightings()]
-        for stalled in find_stalled(seen, now, limit, self.config.outside_limit_s):
-            detail = f"{stalled.standing} for {now - stalled.since:.1f} s, a step may take {limit:.1f} s"
-            yield Failure(cause="stall", node=stalled.who[0], local_rank=stalled.who[1], detail=detail), stalled.since
-        yield from self._stuck(job, fresh, len(roster.seated(job.plan)), now)
+        stalled = [(Failure(cause="stall", node=each.who[0], local_rank=each.who[1],
+                            detail=each.blame(now, limit, self.config.outside_limit_s)), each.since)
+                   for each in find_stalled(seen, now, limit, self.config.outside_limit_s)]
+        yield from self._unless_last(job, roster, [*stalled, *self._stuck(job, fresh, now)], now)
         if not job.training:
             return
         since, seated = self._broken_since, job.recovery.seated if job.recovery else 0.0
@@ -71,27 +73,47 @@ class ProgressWatch:
             yield Failure(cause="link", detail="ranks lost each other and no node died"), since
         elif seated and now - seated > self.config.restore_limit_s:
             yield Failure(cause="link", detail=f"no first step within {self.config.restore_limit_s:g} s"), seated
-        elif len(fresh) == len(job.plan) and all_waiting(seen, job.generation, now, limit):
-            yield Failure(cause="link", detail=f"all ranks wait for one another for over {limit:.1f} s"), now - limit
+        elif len(fresh) == len(job.plan) and (waited := self._all_wait(seen, job.generation, now, limit)):
+            yield Failure(cause="link", detail=f"all ranks wait for one another for over {waited:.1f} s"), now - waited
 
-    def _stuck(self, job: Job, fresh: list[NodeView], seated: int, now: float) -> Iterator[Finding]:
-        """Workers that were told to stop, had their group cut, and still have not moved."""
+    def _all_wait(self, seen: list[Sighting], generation: int, now: float, limit: float) -> float:
+        """For how long the ranks have waited for one another, if that is too long; 0 if not."""
+        if not all_waiting(seen, generation, now, 0.0):
+            self._pressure.end()
+            return 0.0
+        self._pressure.begin(now)
+        allowed = STARVED_FACTOR * limit if self._pressure.is_busy(now) else limit
+        return allowed if all_waiting(seen, generation, now, allowed) else 0.0
+
+    def _stuck(self, job: Job, fresh: list[NodeView], now: float) -> Iterator[Finding]:
+        """Workers that were told to stop, had their group cut, and are still in it."""
         record = job.recovery
-        patience = max(_STOP_S, 2 * self.clock.typical())
-        if record is None or not job.table or now - record.began < patience:
+        if record is None or not job.table:
             return
-        over, places = job.generation + 1, {Place.COMMUNICATING}
+        over, patience = job.generation + 1, max(_MUTE_S, 2 * self.clock.typical())
+        places: set[Place] = {Place.COMMUNICATING} if now - record.began > patience else set()
         if job.status == RESTORING:
             over = record.generation
-            if now - record.seated > max(_JOIN_S, patience):  # it was given a new seat and does not take it
-                places = {Place.COMMUNICATING, Place.RECOVERING}
-        stuck = [(node, local_rank) for node in fresh if node.heard > record.began + patience / 2
-                 for local_rank, worker in node.workers.items() if worker.is_stuck_before(over, places)]
-        if len({node.name for node, _ in stuck}) >= seated:
-            return  # all of them: more likely the machine is busy, and somebody must keep the state
-        for node, local_rank in stuck:
-            detail = f"did not stop within {now - record.began:.1f} s after its group was cut"
-            yield Failure(cause="stall", node=node.name, local_rank=local_rank, detail=detail), record.began
+            if now - record.seated > patience:  # it was given a new seat and does not take it
+                places |= {Place.RECOVERING}
+        for node in fresh:
+            for local_rank, worker in node.workers.items():
+                mute = node.heard > record.began + patience / 2 and worker.is_stuck_before(over, places)
+                told = worker.says_it_is_stuck(over)
+                if mute or told:
+                    detail = f"did not stop within {now - record.began:.1f} s after its group was cut"
+                    failure = Failure(cause="stall", node=node.name, local_rank=local_rank, detail=detail)
+                    yield failure, record.began
+
+    def _unless_last(self, job: Job, roster: Roster, found: list[Finding], now: float) -> list[Finding]:
+        """Those that may be accused now: somebody must keep the state, and on a busy machine even a healthy worker may
+        take long."""
+        accused = {(failure.node, failure.local_rank) for failure, _ in found}
+        seen = (sighting for node in roster.seated(job.plan) for sighting in node.sightings())
+        kept = holders(seen, job.ledger.step)
+        if not kept or not kept <= accused:
+            return found
+        return [(failure, since) for failure, since in found if now - since > _LAST_HOLDER_S]
 
     def _new_clock(self) -> StepClock:
         config = self.config

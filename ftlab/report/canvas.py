@@ -1,4 +1,4 @@
-"""The pencils: small pure functions that return SVG text, one house palette, and a shelf that keeps labels apart.
+"""The pencils: small pure functions that return SVG text, in the colours of `theme`.
 
 Nothing here knows about training. Every string that comes from outside is escaped in `tag` or `text`; no element
 has an id, so any number of pictures can stand on one page.
@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+from ftlab.messages import PHASES
+from ftlab.report.theme import FONT, colour
 
-INK, SOFT, FAINT, HAIR, PAPER = "#22262b", "#5d6670", "#b9c0c7", "#e6e9ec", "#ffffff"
+INK, SOFT, TICK, FAINT, HAIR, PAPER, AREA, QUIET, HATCH = map(
+    colour, ("ink", "soft", "tick", "faint", "hair", "paper", "area", "quiet", "hatch"))
+RED, GREEN, AMBER = map(colour, ("red", "green", "amber"))
+GENERATIONS = tuple(colour(f"generation-{number}") for number in range(1, 6))
+PHASE_COLOURS = {phase: colour(f"phase-{number}") for number, phase in enumerate(PHASES, 1)}
 INSET = 4  # pixels between a picture's edge and its outermost marks
-RED, GREEN, AMBER = "#c8231e", "#1d7f4e", "#c77700"
-
-# Neighbours differ in lightness as well as hue, for the colour-blind; all carry white text.
-GENERATIONS = ("#3f74ad", "#a86f14", "#1f8a80", "#66707c", "#84476f")
-PHASE_COLOURS = {
-    "node reschedule": "#4a5160",
-    "communication group restore": "#7a62b3",
-    "training recovery": "#b3629b",
-}
 
 
 def generation_colour(generation: int | None) -> str:
@@ -90,19 +86,27 @@ def glyph(kind: str, x: float, y: float, *, hint: str = "") -> str:
     return tag("circle", hint=hint, cx=x, cy=y, r=4.5, fill=GREEN, stroke=PAPER)
 
 
-def document(width: float, height: float, parts: Sequence[str], *, label: str) -> str:
-    """A complete `<svg>` on white paper, which therefore reads the same on a dark page."""
+def document(width: float, height: float, parts: Sequence[str], *, label: str, told: str = "") -> str:
+    """A complete `<svg>` on its own paper; `label` and `told` are what a screen reader says of it."""
     paper = tag("rect", width=width, height=height, fill=PAPER, rx=4)
+    words = tag("desc", escape(told)) if told else ""
     return tag(
-        "svg", paper, *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_plain(width)} {_plain(height)}",
-        width=width, height=height, font_family=FONT, font_size=11, role="img", aria_label=label,
-        style="max-width:100%;height:auto;display:block",
+        "svg", words, paper, *parts, hint=label, xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_plain(width)} {_plain(height)}", width=width, height=height, font_family=FONT, font_size=11,
+        role="img", aria_label=f"{label}. {told}" if told else label, style="max-width:100%;height:auto;display:block",
     )
 
 
-def text_width(content: str, *, bold: bool = False) -> float:
-    """About how wide a line of 11-pixel text is, on the generous side: fonts differ between machines."""
-    return sum(7.6 if letter.isupper() else 6.4 for letter in content) * (1.08 if bold else 1.0)
+def text_width(content: str, *, bold: bool = False, size: float = 11) -> float:
+    """How wide a line of text is, on the generous side: fonts differ, and of the common ones DejaVu Sans is widest."""
+    em = sum(_NARROW_EM if letter in _NARROW else _WIDE_EM if letter in _WIDE or letter.isupper() else _EM
+             for letter in content)
+    return em * size * (1.12 if bold else 1.0)
+
+
+_NARROW, _NARROW_EM = frozenset(" .,:;!'|()[]{}ijlrtfI/-\N{MIDDLE DOT}"), 0.42
+_WIDE, _WIDE_EM = frozenset("mw%@+=<>~#\N{RIGHTWARDS ARROW}\N{MINUS SIGN}"), 0.88
+_EM = 0.645
 
 
 def duration(seconds: float) -> str:
@@ -160,29 +164,6 @@ class Squeezed(Scale):
 
     def _after(self) -> Scale:
         return Scale(begin=self.cut, end=self.end, left=self.left + self.room, right=self.right)
-
-
-@dataclass
-class Shelves:
-    """Keeps labels apart: each goes on the lowest shelf on which it touches no other."""
-
-    left: float
-    right: float
-    taken: list[list[tuple[float, float]]] = field(default_factory=list)
-
-    def put(self, *candidates: tuple[float, float]) -> tuple[int, int]:
-        """Reserve one of the (from, to) places, the earlier the better; returns (shelf, which candidate)."""
-        inside = [index for index, (x0, x1) in enumerate(candidates) if x0 >= self.left and x1 <= self.right] or [0]
-        shelf = 0
-        while True:
-            if shelf == len(self.taken):
-                self.taken.append([])
-            for index in inside:
-                x0, x1 = candidates[index]
-                if all(x1 <= other0 or x0 >= other1 for other0, other1 in self.taken[shelf]):
-                    self.taken[shelf].append((x0, x1))
-                    return shelf, index
-            shelf += 1
 
 
 def _plain(value: str | float) -> str:

@@ -9,60 +9,72 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from ftlab.report.canvas import FAINT, GENERATIONS, INSET, RED, SOFT, Scale, document, line, tag, text, text_width
+from ftlab.report.canvas import FAINT, GENERATIONS, INSET, RED, SOFT, Scale, document, line, tag, text
+from ftlab.report.frame import WIDE, Picture
+from ftlab.report.labels import Symbol, heading
 
-_GUTTER, _TOP, _FLOOR, _HEIGHT = 64, 44, 224, 262
+__all__ = ["Picture", "curves_svg", "draw"]
 
-
-class Picture:
-    """SVG that a notebook shows."""
-
-    def __init__(self, svg: str) -> None:
-        self.svg = svg
-
-    def _repr_html_(self) -> str:
-        return self.svg
-
-    def __repr__(self) -> str:
-        return f"<a picture of {len(self.svg)} bytes>"
+_GUTTER, _DEPTH = 64, 180  # pixels left of the plot, and from its top to its floor
 
 
-def draw(curves: Mapping[str, Sequence[float]], title: str, unit: str = "", width: int = 820) -> Picture:
+def draw(curves: Mapping[str, Sequence[float]], title: str, unit: str = "") -> Picture:
     """Curves as a picture for a notebook."""
-    return Picture(curves_svg(curves, title, unit, width))
+    return Picture(lambda width: curves_svg(curves, title, unit, width))
 
 
-def curves_svg(curves: Mapping[str, Sequence[float]], title: str, unit: str = "", width: int = 820) -> str:
+def curves_svg(curves: Mapping[str, Sequence[float]], title: str, unit: str = "", width: int = WIDE) -> str:
     """One line per name over the numbers 0, 1, 2, ...; the vertical axis begins at 0, or below if values do."""
     numbers = [value for curve in curves.values() for value in curve if math.isfinite(value)]
     longest = max((len(curve) for curve in curves.values()), default=0)
     if not numbers:
         return document(width, 44, [text(INSET, 27, "there is nothing to draw", fill=SOFT)], label="empty picture")
-    across = Scale(begin=0, end=max(longest - 1, 1), left=_GUTTER, right=width - 16)
-    up = Scale(begin=min(0.0, *numbers), end=max(*numbers, 1e-9), left=_FLOOR, right=_TOP)
-    parts = [text(INSET, 18, title, bold=True, size=13), text(INSET, 34, unit, fill=SOFT)]
-    parts += [line(_GUTTER, y, width - 16, y) + text(_GUTTER - 8, y + 4, f"{value:.3g}", fill=SOFT, anchor="end")
-              for value in (up.begin, (up.begin + up.end) / 2, up.end) for y in [up(value)]]
-    parts += [line(x, _FLOOR, x, _FLOOR + 5, stroke=FAINT) + text(x, _FLOOR + 18, label, fill=SOFT, anchor="middle")
-              for x, label in across.ticks(0, 1)]
-    right = width - 16.0
-    for index, (name, curve) in enumerate(curves.items()):
-        colour = GENERATIONS[index % len(GENERATIONS)]
-        parts += _curve(curve, across, up, colour)
-        right -= text_width(name) + 18
-        parts += [text(right + 12, 18, name), tag("circle", cx=right + 4, cy=14, r=4, fill=colour)]
-    return document(width, _HEIGHT, parts, label=f"{title}: {', '.join(curves)}")
+    colours = {name: GENERATIONS[index % len(GENERATIONS)] for index, name in enumerate(curves)}
+    entries: list[tuple[Symbol, str]] = [(partial(_disc, fill=colour), name) for name, colour in colours.items()]
+    parts, y = heading(title, entries, width)
+    plot = _Plot(across=Scale(begin=0, end=max(longest - 1, 1), left=_GUTTER, right=width - 16), floor=y + 14 + _DEPTH,
+                 up=Scale(begin=min(0.0, *numbers), end=max(*numbers, 1e-9), left=0, right=_DEPTH))
+    parts += [text(INSET, y, unit, fill=SOFT)] if unit else []
+    for value in (plot.up.begin, (plot.up.begin + plot.up.end) / 2, plot.up.end):
+        parts += [line(_GUTTER, plot.y(value), width - 16, plot.y(value)),
+                  text(_GUTTER - 8, plot.y(value) + 4, f"{value:.3g}", fill=SOFT, anchor="end")]
+    for x, label in plot.across.ticks(0, 1):
+        parts += [line(x, plot.floor, x, plot.floor + 5, stroke=FAINT),
+                  text(x, plot.floor + 18, label, fill=SOFT, anchor="middle")]
+    for name, curve in curves.items():
+        parts += _curve(curve, plot, colours[name])
+    return document(width, plot.floor + 30, parts, label=f"{title}: {', '.join(curves)}")
 
 
-def _curve(curve: Sequence[float], across: Scale, up: Scale, colour: str) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class _Plot:
+    """Where steps and values lie."""
+
+    across: Scale
+    up: Scale
+    floor: float
+
+    def y(self, value: float) -> float:
+        """Pixels from the top."""
+        return self.floor - self.up(value)
+
+
+def _disc(x: float, y: float, *, fill: str) -> str:
+    return tag("circle", cx=x, cy=y, r=4, fill=fill)
+
+
+def _curve(curve: Sequence[float], plot: _Plot, colour: str) -> list[str]:
     """The line, broken where a value is no number; a red cross on the axis marks these."""
     outline, crosses, joined = "", [], False
     for step, value in enumerate(curve):
+        x = plot.across(step)
         if math.isfinite(value):
-            outline += f"{'L' if joined else 'M'}{across(step):.1f} {up(value):.1f}"
+            outline += f"{'L' if joined else 'M'}{x:.1f} {plot.y(value):.1f}"
         else:
-            x = across(step)
-            crosses.append(tag("path", d=f"M{x - 3:.1f} {_FLOOR - 3}l6 6m0 -6l-6 6", stroke=RED, stroke_width=1.6))
+            cross = f"M{x - 3:.1f} {plot.floor - 3:.1f}l6 6m0 -6l-6 6"
+            crosses.append(tag("path", d=cross, stroke=RED, stroke_width=1.6))
         joined = math.isfinite(value)
     return [tag("path", d=outline, stroke=colour, stroke_width=1.8, fill="none", stroke_linejoin="round"), *crosses]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 from ftlab.report.canvas import (
     FAINT,
@@ -24,12 +26,14 @@ from ftlab.report.canvas import (
     text,
     text_width,
 )
+from ftlab.report.frame import WIDE
+from ftlab.report.labels import Symbol, apart, heading
 
 Place = tuple[float, float]  # x, y
 Box = tuple[float, float, float, float]  # left, right, top, bottom
 
-GUTTER, TOP = 56, 76
-_HEAD, _DECADES, _LANE, _FOOT = 26, 130, 20, 66  # pixels of a panel: title, powers of ten, one lane of 0, axis
+GUTTER = 56
+_HEAD, _DECADES, _LANE = 26, 130, 20  # pixels of a panel: title, powers of ten, one lane of 0
 _COLOURS = (GENERATIONS[0], GENERATIONS[1], GENERATIONS[2], GENERATIONS[4])
 _NARROWEST = 5.0  # an axis spans at least this factor, and so holds two round numbers or more
 
@@ -76,7 +80,7 @@ class Plane:
         return self.y(0, self.lanes - 1) + _LANE / 2
 
 
-def detectors_svg(panels: Sequence[Panel], title: str, *, width: int = 960) -> str:
+def detectors_svg(panels: Sequence[Panel], title: str, *, width: int = WIDE) -> str:
     """Detection latency against false alarms per hour; settings that cannot be drawn are left out."""
     panels = [Panel(title=panel.title, curves={name: _drawable(curve) for name, curve in panel.curves.items()})
               for panel in panels]
@@ -86,12 +90,13 @@ def detectors_svg(panels: Sequence[Panel], title: str, *, width: int = 960) -> s
                         label="empty detector picture")
     names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
     colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
-    parts = [text(INSET, 22, title, bold=True, size=13), *_legend(colours, width)]
-    height = _HEAD + _DECADES + (len(names) + 1) * _LANE + _FOOT
-    for index, panel in enumerate(panels):
-        parts += _panel(panel, _plane(marks, TOP + index * height, len(names), width), colours)
-    return document(width, TOP + len(panels) * height, parts,
-                    label=f"{title}: detection latency against false alarms per hour")
+    entries: list[tuple[Symbol, str]] = [(partial(_dot, colour=shade), name) for name, shade in colours.items()]
+    parts, y = heading(title, entries, width)
+    for panel in panels:
+        plane = _plane(marks, y + 26, len(names), width)
+        parts += _panel(panel, plane, colours)
+        y = plane.floor + 40
+    return document(width, y + 6, parts, label=title, told="Detection latency against false alarms per hour.")
 
 
 def _drawable(curve: Iterable[Mark]) -> list[Mark]:
@@ -110,22 +115,13 @@ def _plane(marks: Sequence[Mark], top: float, lanes: int, width: float) -> Plane
     )
 
 
-def _legend(colours: dict[str, str], width: float) -> list[str]:
-    """Which detector has which colour, right-aligned beside the title."""
-    parts, x = [], width - 20.0
-    for name, colour in reversed(colours.items()):
-        x -= text_width(name)
-        parts += [text(x, 22, name), _dot(x - 11, 18, colour)]
-        x -= 36
-    return parts
-
-
 def _panel(panel: Panel, plane: Plane, colours: dict[str, str]) -> list[str]:
     parts, words = _grid(panel.title, plane), list[str]()
     lanes = list(colours)
     places = {name: [(plane.x(mark.median_s), plane.y(mark.alarms, lanes.index(name))) for mark in curve]
               for name, curve in panel.curves.items()}
-    taken = [(x - 4, x + 4, y - 4, y + 4) for curve in places.values() for x, y in curve]
+    taken = [box for name, curve in panel.curves.items() for box in _drawn(curve, places[name], plane)]
+    taken.append((0.0, math.inf, plane.floor - 1, plane.floor + 1))
     for name, curve in panel.curves.items():
         parts += _curve(name, curve, places[name], plane, colours[name])
         words += _labels(curve, places[name], taken, colours[name])
@@ -135,8 +131,10 @@ def _panel(panel: Panel, plane: Plane, colours: dict[str, str]) -> list[str]:
 def _grid(title: str, plane: Plane) -> list[str]:
     """The condition's name, alarm rates on the left, latencies below."""
     left, right, beside = GUTTER, plane.latencies.right + 10, INSET + text_width(title, bold=True) + 10
-    parts = [text(INSET, plane.top + 2, title, bold=True),
-             text(beside, plane.top + 2, "false alarms per hour and node", fill=SOFT)]
+    words = "false alarms per hour and node"
+    below = beside + text_width(words) > right
+    parts = [text(INSET, plane.top - (14 if below else 0), title, bold=True),
+             text(INSET if below else beside, plane.top + 2 * below, words, fill=SOFT)]
     for power in range(round(plane.rates.begin), round(plane.rates.end) + 1):
         y = plane.y(10.0**power)
         parts += [line(left, y, right, y), text(GUTTER - 10, y + 4, f"{10.0**power:,g}", fill=SOFT, anchor="end")]
@@ -153,7 +151,7 @@ def _latency_ticks(latencies: Scale) -> list[tuple[float, str]]:
     powers = range(math.floor(latencies.begin), math.ceil(latencies.end) + 1)
     values = [lead * 10.0**power for power in powers for lead in (1, 2, 5)]
     inside = [value for value in values if latencies.begin - 1e-9 <= math.log10(value) <= latencies.end + 1e-9]
-    return [(latencies(math.log10(value)), f"{value:.3g}") for value in inside]
+    return apart([(latencies(math.log10(value)), f"{value:.3g}") for value in inside])
 
 
 def _curve(name: str, curve: Sequence[Mark], places: Sequence[Place], plane: Plane, colour: str) -> list[str]:
@@ -163,20 +161,38 @@ def _curve(name: str, curve: Sequence[Mark], places: Sequence[Place], plane: Pla
                   opacity="0.45")] if len(places) > 1 else []
     whiskers = [line(x, y, plane.x(mark.worst_s), y, stroke=colour, width=1)
                 for mark, (x, y) in zip(curve, places, strict=True)]
-    dots = [_dot(x, y, colour, _hint(name, mark)) for mark, (x, y) in zip(curve, places, strict=True)]
+    dots = [_dot(x, y, colour=colour, hint=_hint(name, mark)) for mark, (x, y) in zip(curve, places, strict=True)]
     return [*joined, *whiskers, *dots]
 
 
+def _drawn(curve: Sequence[Mark], places: Sequence[Place], plane: Plane) -> list[Box]:
+    """What a curve covers: its dots, its whiskers, and the lines between the dots, in small pieces."""
+    boxes = [(x - 5, x + 5, y - 5, y + 5) for x, y in places]
+    boxes += [(x, plane.x(mark.worst_s), y - 1, y + 1) for mark, (x, y) in zip(curve, places, strict=True)]
+    for (x0, y0), (x1, y1) in pairwise(places):
+        pieces = max(1, round(math.hypot(x1 - x0, y1 - y0) / 4))
+        for piece in range(pieces + 1):
+            x, y = x0 + (x1 - x0) * piece / pieces, y0 + (y1 - y0) * piece / pieces
+            boxes.append((x - 1, x + 1, y - 1, y + 1))
+    return boxes
+
+
 def _labels(curve: Sequence[Mark], places: Sequence[Place], taken: list[Box], colour: str) -> list[str]:
-    """Settings in words above their dots, where they cover neither a dot nor another label; those are added."""
+    """Settings in words above their dots, or below, where they cover nothing that is drawn; those are added."""
     parts = []
     for mark, (x, y) in zip(curve, places, strict=True):
-        half = text_width(mark.label) / 2
-        box = (x - half, x + half, y - 16, y - 6)
-        if not any(box[0] < x1 and x0 < box[1] and box[2] < y1 and y0 < box[3] for x0, x1, y0, y1 in taken):
-            taken.append(box)
-            parts.append(text(x, y - 7, mark.label, fill=colour, anchor="middle", size=10, halo=True))
+        half = text_width(mark.label, size=10) / 2 + 1
+        for baseline in (y - 7, y + 14):
+            box = (x - half, x + half, baseline - 9, baseline + 2)
+            if box[0] > GUTTER and not any(_touch(box, other) for other in taken):
+                taken.append(box)
+                parts.append(text(x, baseline, mark.label, fill=colour, anchor="middle", size=10, halo=True))
+                break
     return parts
+
+
+def _touch(one: Box, other: Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _hint(name: str, mark: Mark) -> str:
@@ -184,5 +200,5 @@ def _hint(name: str, mark: Mark) -> str:
             f"{mark.alarms:,.3g} false alarms per hour")
 
 
-def _dot(x: float, y: float, colour: str, hint: str = "") -> str:
+def _dot(x: float, y: float, *, colour: str, hint: str = "") -> str:
     return tag("circle", hint=hint, cx=x, cy=y, r=4.2, fill=colour, stroke=PAPER, stroke_width=1.4)

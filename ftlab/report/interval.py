@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from ftlab.report.canvas import (
@@ -27,10 +28,12 @@ from ftlab.report.canvas import (
     text,
     text_width,
 )
+from ftlab.report.frame import WIDE
+from ftlab.report.labels import Symbol, apart, heading
 
 Point = tuple[float, float]  # interval in seconds, share of the run lost
 
-HEIGHT, GUTTER, TOP, BOTTOM = 392, 56, 84, 338
+GUTTER, _DEPTH = 56, 254  # pixels left of the axis, and from the top of the plot to its floor
 _CURVE = GENERATIONS[0]
 _BOWL = 5  # the curve is drawn up to so many times its lowest value
 _NARROWEST = 5.0  # the axis spans at least this factor, and so holds two round numbers or more
@@ -42,6 +45,12 @@ class Plane:
 
     decades: Scale  # powers of ten of a second to pixels from the left
     shares: Scale  # shares to pixels above the axis
+    top: float
+
+    @property
+    def floor(self) -> float:
+        """Where the axis lies."""
+        return self.top + _DEPTH
 
     def x(self, interval_s: float) -> float:
         """Pixels from the picture's left."""
@@ -49,11 +58,11 @@ class Plane:
 
     def y(self, share: float) -> float:
         """Pixels from the picture's top."""
-        return BOTTOM - self.shares(share)
+        return self.floor - self.shares(share)
 
 
 def interval_svg(
-    curve: Sequence[Point], measured: Sequence[Point], best: float, title: str, *, width: int = 960,
+    curve: Sequence[Point], measured: Sequence[Point], best: float, title: str, *, width: int = WIDE,
 ) -> str:
     """The predicted share lost at each interval as a curve, measured runs as dots, the best interval marked.
 
@@ -63,13 +72,14 @@ def interval_svg(
     if not curve and not measured:
         empty = text(INSET, 27, "no interval was measured or predicted", fill=SOFT)
         return document(width, 44, [empty], label="empty interval picture")
-    plane = _plane(curve, measured, best, width)
-    parts = [
-        text(INSET, 22, title, bold=True, size=13), *_legend(bool(curve), bool(measured), width),
-        *_grid(plane), *_best(curve, best, plane), *_line_of(curve, plane),
-        *_ring(curve, best, plane), *(_dot(point, plane) for point in measured),
+    parts, y = heading(title, _entries(bool(curve), bool(measured)), width)
+    plane = _plane(curve, measured, best, width, y + 42)
+    parts += [
+        text(INSET, y, "share of the run lost", fill=SOFT), *_grid(plane), *_best(curve, best, plane),
+        *_line_of(curve, plane), *_ring(curve, best, plane), *(_dot(point, plane) for point in measured),
     ]
-    return document(width, HEIGHT, parts, label=f"{title}: share of the run lost against the checkpoint interval")
+    told = f"Share of the run lost against the checkpoint interval; the best is {_number(best)} seconds."
+    return document(width, plane.floor + 54, parts, label=title, told=told)
 
 
 def _drawable(points: Sequence[Point]) -> list[Point]:
@@ -80,13 +90,13 @@ def _is_interval(seconds: float) -> bool:
     return 0 < seconds < math.inf
 
 
-def _plane(curve: Sequence[Point], measured: Sequence[Point], best: float, width: float) -> Plane:
+def _plane(curve: Sequence[Point], measured: Sequence[Point], best: float, width: float, top: float) -> Plane:
     decades = [math.log10(interval) for interval, _ in (*curve, *measured, (best, 0.0)) if _is_interval(interval)]
     begin, end = min(decades), max(decades)
     short = max(0.0, math.log10(_NARROWEST) - (end - begin)) / 2
     return Plane(
         decades=Scale(begin=begin - short, end=end + short, left=GUTTER, right=width - 20),
-        shares=Scale(begin=0.0, end=_highest(curve, measured), left=0.0, right=BOTTOM - TOP),
+        shares=Scale(begin=0.0, end=_highest(curve, measured), left=0.0, right=_DEPTH), top=top,
     )
 
 
@@ -97,31 +107,26 @@ def _highest(curve: Sequence[Point], measured: Sequence[Point]) -> float:
     return 1.12 * max(bowl, 0.001, *(share for _, share in measured))
 
 
-def _legend(predicted: bool, measured: bool, width: float) -> list[str]:
-    """What the line and the dots are, right-aligned beside the title."""
-    parts, x = [], width - 20.0
-    if measured:
-        x -= text_width("measured")
-        parts += [text(x, 22, "measured"), _circle(x - 11, 18, fill=INK)]
-        x -= 36
-    if predicted:
-        x -= text_width("predicted")
-        parts += [text(x, 22, "predicted"), line(x - 26, 18, x - 7, 18, stroke=_CURVE, width=2.4)]
-    return parts
+def _entries(predicted: bool, measured: bool) -> list[tuple[Symbol, str]]:
+    """What the line and the dots are."""
+    curve: Symbol = lambda x, y: line(x - 6, y, x + 7, y, stroke=_CURVE, width=2.4)  # noqa: E731
+    dots: Symbol = partial(_circle, fill=INK)
+    return [*([(curve, "predicted")] if predicted else []), *([(dots, "measured")] if measured else [])]
 
 
 def _grid(plane: Plane) -> list[str]:
     """Hairlines, round intervals below, shares on the left, and what the axes are."""
     left, right = plane.decades.left, plane.decades.right
-    parts = [text(INSET, 42, "share of the run lost", fill=SOFT)]
+    parts: list[str] = []
     for above, label in plane.shares.ticks(0.0, 0.01, spacing=44):
-        y = BOTTOM - above
+        y = plane.floor - above
         parts += [line(left, y, right, y), text(GUTTER - 10, y + 4, f"{label}%", fill=SOFT, anchor="end")]
     for x, label in _decade_ticks(plane.decades):
-        parts += [line(x, BOTTOM, x, BOTTOM + 5, stroke=FAINT), text(x, BOTTOM + 19, label, fill=SOFT, anchor="middle")]
+        parts += [line(x, plane.floor, x, plane.floor + 5, stroke=FAINT),
+                  text(x, plane.floor + 19, label, fill=SOFT, anchor="middle")]
     words = "seconds of training between two checkpoints"
-    return [*parts, line(left, BOTTOM, right, BOTTOM, stroke=FAINT),
-            text((left + right) / 2, BOTTOM + 40, words, fill=SOFT, anchor="middle")]
+    return [*parts, line(left, plane.floor, right, plane.floor, stroke=FAINT),
+            text((left + right) / 2, plane.floor + 40, words, fill=SOFT, anchor="middle")]
 
 
 def _decade_ticks(decades: Scale) -> list[tuple[float, str]]:
@@ -130,7 +135,7 @@ def _decade_ticks(decades: Scale) -> list[tuple[float, str]]:
     powers = range(math.floor(decades.begin), math.ceil(decades.end) + 1)
     values = [lead * 10.0**power for power in powers for lead in leads]
     inside = [value for value in values if decades.begin - 1e-9 <= math.log10(value) <= decades.end + 1e-9]
-    return [(decades(math.log10(value)), _number(value)) for value in inside]
+    return apart([(decades(math.log10(value)), _number(value)) for value in inside])
 
 
 def _best(curve: Sequence[Point], best: float, plane: Plane) -> list[str]:
@@ -141,8 +146,8 @@ def _best(curve: Sequence[Point], best: float, plane: Plane) -> list[str]:
     label = f"best {_number(best)} s" + ("" if share is None else f" \N{MIDDLE DOT} {_percent(share)} lost")
     half = text_width(label, bold=True) / 2
     middle = min(max(x, plane.decades.left + half), plane.decades.right - half)
-    return [line(x, TOP - 12, x, BOTTOM, stroke=AMBER, width=1.4, dash="4 3"),
-            text(middle, TOP - 19, label, fill=AMBER, anchor="middle", bold=True)]
+    return [line(x, plane.top - 12, x, plane.floor, stroke=AMBER, width=1.4, dash="4 3"),
+            text(middle, plane.top - 17, label, fill=AMBER, anchor="middle", bold=True)]
 
 
 def _line_of(curve: Sequence[Point], plane: Plane) -> list[str]:

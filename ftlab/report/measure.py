@@ -1,37 +1,41 @@
 """The figures of a run, read from its event log and from nothing else.
 
-`detection_s` runs from an injection to the controller's verdict, `stall_s` from the injection to the first step that
-every rank of the restored world committed, `mend_s` to that step from the first sign of the fault. With several
-injections the figures at the top are the worst ones.
+`detection_s` runs from an injection (or, where nobody injected anything, the last evidence of life) to the
+controller's verdict, see `ftlab.detection`; `stall_s` from the injection to the first step that every rank of the
+restored world committed, `mend_s` to that step from the first sign of the fault. With several failures the figures at
+the top are the worst ones, and `phases` are those of the recovery that was slowest to begin.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ftlab.events import Event
+from ftlab.detection import Fault, Recovery, read_failures
+from ftlab.events import Event, in_order_of_time
 
 
 def measure(events: Sequence[Event]) -> dict[str, Any]:
     """All figures of one job's events, by the names of the drill's JSON."""
-    injections = [_measure_injection(event, events) for event in events if event.kind == "fault.injected"]
+    events, failures = in_order_of_time(events), read_failures(events)
+    injections = [_measure_injection(fault, events) for fault in failures.faults]
     recoveries = _of(events, "recovery.finished")
     tables = _of(events, "membership.changed")
-    phases: dict[str, float] = recoveries[0].data["phases"] if recoveries else {}
     return {
         "injected": len(injections), "injections": injections,
-        "detection_s": _worst(row["detection_s"] for row in injections),
+        "detection_s": _worst(map(_rounded, failures.detections())),
         "stall_s": _worst(row["stall_s"] for row in injections),
         "mend_s": _worst(row["mend_s"] for row in injections),
-        "phases": phases, "recoveries": len(recoveries), "causes": [event.data["cause"] for event in recoveries],
+        "phases": dict(_slowest_to_notice(failures.recoveries)), "recoveries": len(recoveries),
+        "causes": [event.data["cause"] for event in recoveries],
         "steps": max((event.step or 0 for event in _of(events, "step.committed")), default=0),
         "steps_lost": _steps_lost(events),
         "worlds": [event.data["world"] for event in tables], "generations": len(tables),
         "source": _source(recoveries),
-        "checkpoints": len(_of(events, "checkpoint.committed")), "damaged": len(_of(events, "checkpoint.damaged")),
+        "checkpoints": sum(event.stands_for for event in _of(events, "checkpoint.committed")),
+        "damaged": len(_of(events, "checkpoint.damaged")),
         "unsaved": [{"step": event.step, "reason": event.data.get("reason", "")}
                     for event in _of(events, "checkpoint.failed")],
         "skipped": [sample for event in _of(events, "step.committed") for sample in event.data.get("passed_over", ())],
@@ -41,12 +45,12 @@ def measure(events: Sequence[Event]) -> dict[str, Any]:
                        for event in _of(events, "straggler.found")],
         "caught": [f"rank {event.data['stuck_rank']} is {event.data['detail']}"
                    for event in _of(events, "worker.caught")],
-        "restarts": _restarts(events), "created": _created(events), "cleaned": _cleaned(events),
+        "restarts": _restarts(events, failures.recoveries), "created": _created(events), "cleaned": _cleaned(events),
         "goodput": goodput(events),
     }
 
 
-def _restarts(events: Sequence[Event]) -> list[dict[str, Any]]:
+def _restarts(events: Sequence[Event], recoveries: Sequence[Recovery]) -> list[dict[str, Any]]:
     """Each time the world was built again: why, how long from the verdict to its first step, who left and who came."""
     rows: list[dict[str, Any]] = []
     before: set[str] = set()
@@ -56,9 +60,8 @@ def _restarts(events: Sequence[Event]) -> list[dict[str, Any]]:
             now = {seat["node"] for seat in event.data["table"]["seats"]}
             before = before or now
         elif event.kind == "recovery.finished":
-            spans = event.data["spans"]
-            verdict = max((span["end"] for span in spans if span["name"] == "detect"), default=event.at)
-            first_step = max((span["end"] for span in spans), default=event.at)
+            first_step = max((span["end"] for span in event.data["spans"]), default=event.at)
+            verdict = next((one.noticed for one in recoveries if one.end == event.at), event.at)
             rows.append({"generation": event.generation, "cause": event.data["cause"],
                          "seconds": round(max(0.0, first_step - verdict), 4),
                          "left": sorted(before - now), "came": sorted(now - before)})
@@ -89,34 +92,24 @@ def goodput(events: Sequence[Event]) -> float | None:
     steps = _of(events, "step.committed")
     if len(steps) < 3:
         return None
-    gaps = [later.at - sooner.at for sooner, later in pairwise(steps) if later.at > sooner.at]
-    total = steps[-1].at - steps[0].at
-    return round(min(1.0, statistics.median(gaps) * (len(steps) - 1) / total), 4) if total > 0 and gaps else None
+    gaps = [(later.at - sooner.at) / later.stands_for for sooner, later in pairwise(steps) if later.at > sooner.at]
+    total, count = steps[-1].at - steps[0].at, sum(event.stands_for for event in steps[1:])
+    return round(min(1.0, statistics.median(gaps) * count / total), 4) if total > 0 and gaps else None
 
 
-def _measure_injection(injection: Event, events: Sequence[Event]) -> dict[str, Any]:
-    at = float(injection.data.get("receipt", {}).get("at", injection.at))
-    verdict = next((event.at for event in events if event.kind == "recovery.started" and event.at >= at), None)
-    done = next((event for event in _of(events, "recovery.finished") if event.at >= at), None)
-    spoiled = next((event for event in _of(events, "step.spoiled") if event.at >= at), None)
-    if injection.data.get("fault") in ("nan", "oom") and spoiled and (verdict is None or spoiled.at < verdict):
-        verdict = spoiled.at  # mended in the step: no recovery of the world
-        step = next((event for event in _of(events, "step.committed")
-                     if event.at >= verdict and not event.data.get("skipped")), None)
-    elif injection.data.get("fault") == "disk":  # seen when something is saved; no step waits for it
-        verdict = next((event.at for event in _of(events, "checkpoint.failed") if event.at >= at), None)
-        step = next((event for event in _of(events, "step.committed") if event.at >= at), None)
-    elif injection.data.get("fault") == "controller":
-        verdict = next((event.at for event in _of(events, "controller.started") if event.at >= at), None)
-        step = next((event for event in _of(events, "step.committed") if event.at >= at), None)
-    else:
-        step = next((event for event in _of(events, "step.committed") if done and event.at >= at
-                     and (event.generation or 0) >= (done.generation or 0)), None)
-    return {"fault": injection.data.get("fault"), "target": injection.data.get("target"),
-            "detection_s": round(verdict - at, 4) if verdict else None,
-            "stall_s": round(step.at - at, 4) if step else None,
-            "mend_s": round(step.at - seen, 4) if step and (seen := _first_sign(events, at)) else None,
-            "receipt": injection.data.get("receipt", {})}
+def _measure_injection(fault: Fault, events: Sequence[Event]) -> dict[str, Any]:
+    until = fault.stalled_until
+    seen = _first_sign(events, fault.at) if until else None
+    return {"fault": fault.event.data.get("fault"), "target": fault.event.data.get("target"),
+            "detection_s": _rounded(fault.detection_s), "stall_s": _rounded(fault.stall_s),
+            "mend_s": _rounded(until - seen) if until and seen and seen <= until else None,  # later: another fault's
+            "receipt": fault.event.data.get("receipt", {})}
+
+
+def _slowest_to_notice(recoveries: Sequence[Recovery]) -> Mapping[str, float]:
+    """The phases of the recovery whose failure stayed unnoticed longest; of equal ones the first."""
+    came_through = [one for one in recoveries if one.phases]
+    return max(came_through, key=lambda one: one.detection_s).phases if came_through else {}
 
 
 def _first_sign(events: Sequence[Event], at: float) -> float | None:
@@ -132,7 +125,7 @@ def _steps_lost(events: Sequence[Event]) -> int:
     for event in _of(events, "step.committed"):
         step = event.step or 0
         if event.generation != generation and generation is not None:
-            lost += max(0, newest - (step - 1))
+            lost += max(0, newest - (step - event.stands_for))
         generation, newest = event.generation, max(newest, step)
     return lost
 
@@ -143,6 +136,10 @@ def _source(recoveries: Sequence[Event]) -> str | None:
 
 def _of(events: Sequence[Event], kind: str) -> list[Event]:
     return [event for event in events if event.kind == kind]
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
 
 
 def _worst(values: Any) -> float | None:

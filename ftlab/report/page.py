@@ -1,36 +1,43 @@
 """A drill's report as HTML: a card for a notebook, and one self-contained page for many drills.
 
-No scripts, no fonts, no network: everything is inline, and every style hangs under one root class so that a card
-leaves the notebook around it alone. The card brings its own white paper, and so reads the same on a dark theme.
+No scripts, no fonts, no network: everything is inline. A card brings its own paper, and follows the theme of the page
+that it stands on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
+from ftlab.detection import Fault, Recovery
 from ftlab.events import Event
-from ftlab.report.canvas import FONT, duration
+from ftlab.report.canvas import duration
+from ftlab.report.frame import framed
 from ftlab.report.picture import timeline_svg, waterfall_svg
-from ftlab.report.story import Fault, Recovery, Story, read_story
+from ftlab.report.story import Story, read_story
+from ftlab.report.style import card_css, page_css
 
 
 def report_fragment(report: Mapping[str, Any], events: Sequence[Event]) -> str:
     """The card that a notebook shows for one drill: verdict, figures, timeline, waterfalls, receipts."""
-    return f"<style>{_STYLE}</style>{_card(report, events)}"
+    return f'<div class="ftlab"><style>{card_css()}</style>{_card(report, events)}</div>'
 
 
 def report_page(reports: Sequence[tuple[Mapping[str, Any], Sequence[Event]]]) -> str:
     """One complete HTML document for a file; several drills get an overview table that links to their cards."""
     cards = "".join(_card(report, events, anchor=f"drill-{index}") for index, (report, events) in enumerate(reports))
     title = "ftlab drill: " + ", ".join(str(report.get("drill", "?")) for report, _ in reports)
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"/>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<title>{escape(title)}</title><style>{_PAGE_STYLE}{_STYLE}</style></head><body>"
-        f"{_overview([report for report, _ in reports]) if len(reports) > 1 else ''}{cards}</body></html>"
-    )
+    return whole_page(title, f"{_overview([report for report, _ in reports]) if len(reports) > 1 else ''}{cards}")
+
+
+def whole_page(title: str, body: str) -> str:
+    """A complete document for a file, from its cards."""
+    return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"/>'
+            '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+            f"<title>{escape(title)}</title><style>{page_css()}</style></head>"
+            f'<body><main class="ftlab">{body}</main></body></html>')
 
 
 def verdict_badge(report: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -38,9 +45,11 @@ def verdict_badge(report: Mapping[str, Any]) -> tuple[str, str, str]:
     if not report.get("recovered", True):
         return "bad", "not recovered", "training did not go on after the fault"
     verdict = str(report.get("verdict") or "")
-    return _VERDICTS.get(verdict, ("plain", verdict or "no verdict", "not compared with an undisturbed run"))
+    return _VERDICTS.get(verdict, ("plain", verdict or "not compared", NOT_COMPARED))
 
 
+NOT_COMPARED = "nobody has looked whether the end state is right: job.result(verify=True) trains an undisturbed twin " \
+               "and compares"
 _VERDICTS = {
     "identical": ("good", "identical", "the same bits as an undisturbed run"),
     "equivalent": ("fair", "equivalent", "differs from an undisturbed run only by the order of the arithmetic"),
@@ -53,11 +62,20 @@ def _card(report: Mapping[str, Any], events: Sequence[Event], *, anchor: str = "
     tone, word, why = verdict_badge(report)
     place = f' id="{escape(anchor)}"' if anchor else ""
     return (
-        f'<section class="ftlab-report"{place}><header><h2>{escape(str(report.get("drill", "drill")))}</h2>'
-        f'<span class="badge {tone}">{escape(word)}</span><span class="why">{escape(why)}</span></header>'
-        f'<p class="setup">{escape(_setup(report))}</p>{_failures(report)}{_figures(report)}{_findings(report)}'
-        f"<h3>Timeline</h3>{timeline_svg(events)}{_waterfalls(story)}{_injections(story)}{_repeat(report)}</section>"
+        f'<section class="ftlab-card"{place}><header><h2>{escape(str(report.get("drill", "drill")))}</h2>'
+        f'<span class="badge {tone}">{escape(word)}</span> <span class="soft">{escape(why)}</span></header>'
+        f'<p class="soft">{escape(_setup(report))}</p>{_failures(report)}{_figures(report)}{_findings(report)}'
+        f"<h3>Timeline</h3>{framed(partial(_timeline, events))}{_waterfalls(story)}{_injections(story)}"
+        f"{_repeat(report)}</section>"
     )
+
+
+def _timeline(events: Sequence[Event], width: int) -> str:
+    return timeline_svg(events, width=width)
+
+
+def _waterfall(recovery: Recovery, width: int) -> str:
+    return waterfall_svg(recovery.spans, width=width)
 
 
 def _setup(report: Mapping[str, Any]) -> str:
@@ -122,7 +140,8 @@ def figures(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     leaked = report.get("leaked")
     return [
         ("stalled", _seconds(report.get("stall_s")), "from the injection to the first step of the restored world"),
-        ("detected after", _seconds(report.get("detection_s")), "from the injection to the controller's verdict"),
+        ("detected after", _seconds(report.get("detection_s")),
+         "from the injection, or the last evidence of life, to the verdict"),
         ("goodput", _DASH if goodput is None else f"{goodput:.1%}", "share of the time spent on steps that were kept"),
         ("steps lost", _count(report.get("steps_lost")), "committed steps that had to be done again"),
         ("samples lost", _count(report.get("samples_lost")), "samples that training never saw"),
@@ -154,8 +173,8 @@ def _waterfalls(story: Story) -> str:
     shown = [recovery for recovery in story.recoveries if recovery.spans]
     parts = []
     for index, recovery in enumerate(shown):
-        fault = next((fault for fault in story.faults if fault.recovery is recovery), None)
-        drawing = waterfall_svg(recovery.spans, origin=fault.at if fault else None)
+        fault = next((fault for fault in story.faults if recovery in fault.recoveries), None)
+        drawing = framed(partial(_waterfall, recovery))
         title = escape(_recovery_title(recovery, fault))
         if index == 0:
             parts.append(f"<h3>{title}</h3>{drawing}")
@@ -180,25 +199,25 @@ def _injections(story: Story) -> str:
     if not story.faults:
         return ""
     rows = "".join(_injection(fault, story) for fault in story.faults)
-    head = "".join(f"<th>{name}</th>" for name in ("", "at", "fault", "target", "healed", "stalled", "receipt"))
-    return f"<h3>Injections</h3><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<h3>Injections</h3><ol class="injections">{rows}</ol>'
 
 
 def _injection(fault: Fault, story: Story) -> str:
-    data = fault.event.data
-    healed = _DASH if fault.healed_at is None else f"{fault.healed_at - story.start:.3f} s"
-    stalled = _DASH if fault.stalled_until is None else duration(fault.stalled_until - fault.at)
-    cells = (f"#{fault.number}", f"{fault.at - story.start:.3f} s", str(data.get("fault", "")),
-             str(data.get("target", "")), healed, stalled)
-    receipt = data.get("receipt") or {}
+    """What was hit and when, what came of it, and below the receipt: it may be long."""
+    facts = [f"at {fault.at - story.start:.3f} s"]
+    facts.append("not detected" if fault.detection_s is None else f"detected after {duration(fault.detection_s)}")
+    facts += [] if fault.stall_s is None else [f"stalled {duration(fault.stall_s)}"]
+    facts += [] if fault.healed_at is None else [f"healed at {fault.healed_at - story.start:.3f} s"]
+    told = "".join(f' <span class="soft">{escape(each)}</span>' for each in facts)
+    receipt = fault.event.data.get("receipt") or {}
     pairs = receipt.items() if isinstance(receipt, Mapping) else [("receipt", receipt)]
     notes = " ".join(f"<code>{escape(str(key))}={escape(str(value))}</code>" for key, value in pairs)
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}<td>{notes or _DASH}</td></tr>"
+    return f"<li><p><b>#{fault.number} {escape(fault.name)}</b>{told}</p><p>{notes}</p></li>"
 
 
 def _repeat(report: Mapping[str, Any]) -> str:
     command = report.get("repeat")
-    return f'<p class="repeat">Repeat with <code>{escape(str(command))}</code></p>' if command else ""
+    return f'<p class="soft">Repeat with <code>{escape(str(command))}</code></p>' if command else ""
 
 
 def _overview(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -208,57 +227,11 @@ def _overview(reports: Sequence[Mapping[str, Any]]) -> str:
     for index, report in enumerate(reports):
         tone, word, _ = verdict_badge(report)
         known = {name: value for name, value, _ in figures(report)}
-        rows.append(
-            f'<tr><td><a href="#drill-{index}">{escape(str(report.get("drill", "?")))}</a></td>'
-            f'<td>{escape(str(report.get("backend", "")))}</td>'
-            f'<td><span class="badge {tone}">{escape(word)}</span></td>'
-            + "".join(f"<td>{escape(known[name])}</td>" for name in names[3:]) + "</tr>"
-        )
+        cells = {"drill": f'<a href="#drill-{index}">{escape(str(report.get("drill", "?")))}</a>',
+                 "backend": escape(str(report.get("backend", ""))),
+                 "verdict": f'<span class="badge {tone}">{escape(word)}</span>',
+                 **{name: escape(known[name]) for name in names[3:]}}
+        rows.append("<tr>" + "".join(f'<td data-name="{name}">{cell}</td>' for name, cell in cells.items()) + "</tr>")
     head = "".join(f"<th>{name}</th>" for name in names)
-    return (f'<section class="ftlab-report"><header><h2>Drills</h2></header><table><thead><tr>{head}</tr></thead>'
-            f"<tbody>{''.join(rows)}</tbody></table></section>")
-
-
-_PAGE_STYLE = "body{margin:0;padding:24px 16px;background:#f1f3f5}"
-
-_STYLE = (
-    """
-.ftlab-report{box-sizing:border-box;max-width:1018px;margin:8px auto 24px;padding:28px 32px 24px;background:#fff;
- color:#22262b;color-scheme:light;border:1px solid #e0e4e8;border-radius:8px;font:14px/1.5 """
-    + FONT
-    + """}
-.ftlab-report *{box-sizing:border-box}
-.ftlab-report header{display:flex;align-items:center;gap:12px;flex-wrap:wrap}
-.ftlab-report h2{margin:0;padding:0;font-size:24px;font-weight:650;line-height:1.2;color:inherit;letter-spacing:-.01em}
-.ftlab-report h3{margin:32px 0 8px;padding:0;font-size:14px;font-weight:650;color:inherit}
-.ftlab-report .badge{display:inline-block;padding:2px 10px;border-radius:99px;font-size:12px;font-weight:650;
- white-space:nowrap;background:#e9ecef;color:#444c54}
-.ftlab-report .good{background:#d9f0e3;color:#12603a}
-.ftlab-report .fair{background:#fdebc8;color:#7a4a00}
-.ftlab-report .bad{background:#fbdcda;color:#9b1510}
-.ftlab-report .why,.ftlab-report .setup{color:#5d6670;font-size:13px}
-.ftlab-report .setup{margin:4px 0 0}
-.ftlab-report .failed{margin:16px 0 0;padding:10px 16px;border-left:3px solid #c8231e;background:#fdf3f2}
-.ftlab-report .failed ul{margin:4px 0 0;padding-left:20px}
-.ftlab-report dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:20px 24px;margin:24px 0 0;
- padding:20px 0;border-top:1px solid #e6e9ec;border-bottom:1px solid #e6e9ec}
-.ftlab-report dl>div{display:flex;flex-direction:column}
-.ftlab-report dd{margin:0;font-size:20px;font-weight:600;line-height:1.25;font-variant-numeric:tabular-nums}
-.ftlab-report dt{margin:0;font-size:12px;font-weight:400;color:#5d6670}
-.ftlab-report details{margin:20px 0 0}
-.ftlab-report summary{cursor:pointer;font-weight:650}
-.ftlab-report table{display:table;width:100%;margin:0;border:0;border-collapse:collapse;font-size:13px;background:none;
- color:inherit;font-variant-numeric:tabular-nums}
-.ftlab-report header+table{margin-top:16px}
-.ftlab-report tr,.ftlab-report tbody tr:nth-child(odd),.ftlab-report tbody tr:hover{background:none}
-.ftlab-report th,.ftlab-report td{padding:7px 16px 7px 0;border:0;border-bottom:1px solid #e6e9ec;text-align:left;
- vertical-align:middle;white-space:nowrap;max-width:none;color:inherit}
-.ftlab-report th{font-size:12px;font-weight:400;color:#5d6670}
-.ftlab-report td:last-child{white-space:normal}
-.ftlab-report code{padding:1px 5px;border-radius:3px;background:#f1f3f5;color:#22262b;font-size:12px;
- font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
-.ftlab-report .repeat{margin:24px 0 0;color:#5d6670;font-size:13px}
-.ftlab-report svg{margin:0 -4px;max-width:calc(100% + 8px)!important}
-.ftlab-report a{color:#2a5d94}
-"""
-)
+    return (f'<section class="ftlab-card"><header><h2>Drills</h2></header><table class="folds"><thead><tr>{head}</tr>'
+            f"</thead><tbody>{''.join(rows)}</tbody></table></section>")

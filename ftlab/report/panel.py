@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ftlab.detection import Recovery
 from ftlab.report.canvas import (
     AMBER,
+    AREA,
     FAINT,
     GREEN,
     HAIR,
+    HATCH,
     INK,
     PAPER,
     PHASE_COLOURS,
+    QUIET,
     RED,
     SOFT,
+    TICK,
     Scale,
-    Shelves,
     bar,
     duration,
     generation_colour,
@@ -31,9 +35,9 @@ from ftlab.report.canvas import (
     text,
     text_width,
 )
-from ftlab.report.story import Lane, Mark, Recovery, Spell, Story
+from ftlab.report.labels import Shelves, Spot, wrap
+from ftlab.report.story import Lane, Mark, Spell, Story
 
-GUTTER = 104  # pixels left of time zero, for the lanes' names
 BAR, GAP, SHELF, STRIP = 16, 7, 16, 32
 _COLOURS = {"fault": RED, "heal": GREEN, "suspect": AMBER, "dead": INK, "failed": RED, "restarted": GREEN,
             "found": AMBER}
@@ -62,18 +66,18 @@ class Panel:
 
     def generations(self) -> None:
         """The top band: where each generation begins, and its world."""
-        shelves = Shelves(self.scale.left - 8, self.scale.right + 16)
+        shelves = Shelves(self.scale.left - 8, self.scale.right + 14)
         placed = []
         for at, generation, world in self._memberships():
             x, label = self.scale(at), f"gen {generation} \N{MIDDLE DOT} {world} ranks"
-            reach = text_width(label, bold=True) + 12
-            place = shelves.put((x, x + reach), (x - reach, x))
-            placed.append((x, label, generation_colour(generation), self._in_view(at), *place))
+            reach = text_width(label, bold=True) + 8
+            spot = shelves.put((x, x + reach), (x - reach, x))
+            placed.append((x, label, generation_colour(generation), self._in_view(at), spot))
         self.y += len(shelves.taken) * SHELF + 8
         self.lanes_top = self.y
-        for x, label, colour, begins, shelf, side in placed:
-            y = self.lanes_top - 6 - shelf * SHELF
-            dx, anchor = (-5, "end") if side else (5, "start")
+        for x, label, colour, begins, spot in placed:
+            y = self.lanes_top - 6 - spot.shelf * SHELF
+            dx, anchor = (-5, "end") if spot.side else (5 + spot.shift, "start")
             self.front.append(text(x + dx, y, label, fill=colour, bold=True, anchor=anchor, halo=True))
             if begins:
                 self.boundaries.append((x, y - 9, colour))
@@ -94,7 +98,7 @@ class Panel:
 
     def stalls(self) -> None:
         """Shades over the lanes while nothing was committed, with their lengths underneath."""
-        shelves = Shelves(0, self.scale.right + 24)
+        shelves = Shelves(0, self.scale.right + 14)
         bottom = self.y
         for begin, end, ended in self.story.stalls():
             if not self._overlaps(begin, end):
@@ -103,19 +107,18 @@ class Panel:
             for layer, top in ((self.back, self.lanes_top), (self.bars, self.nodes_top)):  # the bars get a tint as well
                 layer.append(bar(x0, x1, top, bottom - top, fill=RED, fill_opacity=0.06, radius=0))
             label = f"stalled {duration(end - begin)}" if ended else "never trained again"
-            half = text_width(label, bold=True) / 2 + 6
-            middle = min((x0 + x1) / 2, self.scale.right + 24 - half)
-            shelf, _ = shelves.put((middle - half, middle + half))
-            y = bottom + 13 + shelf * SHELF
+            half, middle = text_width(label, bold=True) / 2 + 4, (x0 + x1) / 2
+            spot = shelves.put((middle - half, middle + half))
+            y = bottom + 13 + spot.shelf * SHELF
             self.bars.append(line(x0, bottom + 1, x1, bottom + 1, stroke=RED, width=2))
-            self.front.append(text(middle, y, label, fill=RED, bold=True, anchor="middle", halo=True))
+            self.front.append(text(middle + spot.shift, y, label, fill=RED, bold=True, anchor="middle", halo=True))
         self.y += len(shelves.taken) * SHELF + 8
 
     def rate(self) -> None:
         """Committed steps per second over the whole run, as an area; a stall is a hole in it."""
         pieces = self._rates()
         floor = self.y + STRIP
-        self.front.append(text(GUTTER - 12, floor - 2, "steps/s", anchor="end", fill=SOFT))
+        self.front.append(text(self.scale.left - 12, floor - 2, "steps/s", anchor="end", fill=SOFT))
         if pieces:
             typical = sorted(rate for _, _, rate in pieces)
             most = typical[int(len(typical) * 0.95)] * 1.1  # a few hurried steps must not flatten all others
@@ -126,13 +129,13 @@ class Panel:
             outline.append(f"L{pieces[-1][1]:.1f} {floor:.1f}z")
             middle = typical[len(typical) // 2]
             hint = f"{middle:.0f} steps/s in the middle of the range; last step {self.story.commits[-1][1]}"
-            self.bars.append(tag("path", hint=hint, d="".join(outline), fill="#cdd5dd"))
-            self.front.append(text(GUTTER - 12, floor - 16, f"{middle:.0f}", anchor="end", bold=True))
+            self.bars.append(tag("path", hint=hint, d="".join(outline), fill=AREA))
+            self.front.append(text(self.scale.left - 12, floor - 16, f"{middle:.0f}", anchor="end", bold=True))
         self.y = floor
 
     def commits(self) -> None:
         """One tick per committed step; the last before a stall and the first after it are named."""
-        self.front.append(text(GUTTER - 12, self.y + 10, "steps", anchor="end", fill=SOFT))
+        self.front.append(text(self.scale.left - 12, self.y + 10, "steps", anchor="end", fill=SOFT))
         visible = [(at, step) for at, step in self.story.commits if self._in_view(at)]
         named: dict[float, int] = {}
         for begin, end, ended in self.story.stalls():
@@ -142,14 +145,17 @@ class Panel:
             named |= {at: step for at, step in visible if ended and at == end}
         for at, _ in visible:
             x = self.scale(at)
-            self.bars.append(line(x, self.y, x, self.y + 12, stroke=INK if at in named else "#8d979f", width=1.2))
-        shelves = Shelves(self.scale.left, self.scale.right + 24)
+            self.bars.append(line(x, self.y, x, self.y + 12, stroke=INK if at in named else TICK, width=1.2))
+        shelves = Shelves(self.scale.left - 4, self.scale.right + 14)
         for at, step in named.items():
-            x, reach = self.scale(at), text_width(f"step {step}") + 6
-            _, side = shelves.put((x - reach, x + 2), (x, x + reach)) if at < self.zero else shelves.put((x, x + reach))
-            anchor = "end" if at < self.zero and side == 0 else "start"
-            self.front.append(text(x + (2 if anchor == "end" else -2), self.y + 25, f"step {step}", anchor=anchor))
-        self.y += 30
+            label = f"step {step}"
+            x, reach = self.scale(at), text_width(label) + 6
+            before, after = (x - reach, x + 2), (x - 2, x + reach)
+            spot = shelves.put(before, after) if at < self.zero else shelves.put(after, before)
+            left_of_it = (spot.side == 0) == (at < self.zero)
+            dx, anchor = (2, "end") if left_of_it else (-2, "start")
+            self.front.append(text(x + dx + spot.shift, self.y + 25 + spot.shelf * SHELF, label, anchor=anchor))
+        self.y += 14 + SHELF * max(1, len(shelves.taken))
 
     def axis(self, unit: float, name: str) -> None:
         """Round times under everything, and hairlines up through the lanes."""
@@ -159,7 +165,7 @@ class Panel:
         for x, label in ticks:
             self.back.append(line(x, self.lanes_top, x, self.y, stroke=HAIR))
             self.bars.append(text(x, self.y + 15, label, fill=SOFT, anchor="middle"))
-        self.bars.append(text(GUTTER - 26, self.y + 15, name, fill=SOFT, anchor="end"))
+        self.bars.append(text(self.scale.left - 26, self.y + 15, name, fill=SOFT, anchor="end"))
         self.y += 20
 
     def _in_view(self, at: float) -> bool:
@@ -175,33 +181,34 @@ class Panel:
 
     def _controller(self) -> None:
         """The controller is a thin line; in a close-up the phases of a recovery lie on it."""
-        recoveries = [one for one in self.story.recoveries if self._overlaps(one.begin, one.end or self.story.end)]
+        recoveries = [one for one in self.story.recoveries if self._overlaps(one.began, one.end or self.story.end)]
         height = BAR if self.close and any(one.spans for one in recoveries) else 8
         y = self._open_lane(self.story.controller, height)
         for spell in self.story.controller.spells:
             if self._overlaps(spell.begin, spell.end):
                 x0, x1 = self.scale(spell.begin), self.scale(spell.end)
                 self.bars.append(bar(x0, x1, y + height / 2 - 1.5, 3, fill=FAINT, hint="the controller is up"))
+        free = self.story.start  # one that was abandoned makes way for the next
         for recovery in recoveries:
-            self.bars += self._recovery(recovery, y, height)
+            self.bars += self._recovery(recovery, y, height, free)
+            free = recovery.end if recovery.end is not None else self.story.end
 
-    def _recovery(self, recovery: Recovery, y: float, height: float) -> list[str]:
+    def _recovery(self, recovery: Recovery, y: float, height: float, free: float) -> list[str]:
         """One bar per phase, each until the next begins; one plain bar where the phases are not known."""
-        injected = [fault.at for fault in self.story.faults if fault.recovery is recovery][:1]  # `detect` begins there
         phases: list[tuple[float, float, str]] = []
         for phase in PHASE_COLOURS:
             spans = [span for span in recovery.spans if span.get("phase") == phase]
             if spans:
-                begins = [float(span["begin"]) for span in spans] if phases or not injected else injected
-                phases.append((min(begins), max(float(span["end"]) for span in spans), phase))
+                begin, end = min(float(span["begin"]) for span in spans), max(float(span["end"]) for span in spans)
+                phases.append((begin, end, phase))
         if not phases:
             end = recovery.end if recovery.end is not None else self.story.end
             word = "abandoned" if recovery.abandoned else "recovery"
-            phases = [(recovery.begin, end, f"{word} ({recovery.cause})")]
+            phases = [(recovery.began, end, f"{word} ({recovery.cause})")]
         parts = []
         for index, (begin, end, phase) in enumerate(phases):
             until = min(end, phases[index + 1][0]) if index + 1 < len(phases) else end
-            x0, x1 = self.scale(begin), self.scale(max(until, begin))
+            x0, x1 = self.scale(max(begin, free)), self.scale(max(until, begin, free))
             hint = f"{phase}: {duration(end - begin)}"
             parts.append(bar(x0, x1 - 0.5, y, height, fill=PHASE_COLOURS.get(phase, SOFT), hint=hint))
             if height >= BAR:
@@ -222,14 +229,14 @@ class Panel:
                                  hint=f"{node}: hit, not yet found dead"))
             self.labels.append(_inside(x0, x1, y, ("silent",), fill=SOFT))
         else:
-            self.bars += [bar(x0 + 0.5, x1 - 1, y + 0.5, BAR - 1, fill="#f6f7f8", stroke=FAINT,
+            self.bars += [bar(x0 + 0.5, x1 - 1, y + 0.5, BAR - 1, fill=QUIET, stroke=FAINT,
                               hint=f"{node}: {spell.state}"),
-                          hatch(x0 + 1, x1 - 1, y + 1, BAR - 2, stroke="#d6dbe0")]
+                          hatch(x0 + 1, x1 - 1, y + 1, BAR - 2, stroke=HATCH)]
             self.labels.append(_inside(x0, x1, y, (spell.state,), fill=SOFT, halo=True))
 
     def _open_lane(self, lane: Lane, height: float) -> float:
         """Make room for a lane and draw its name and marks; returns the top of its bar."""
-        shelves = Shelves(self.scale.left - 8, self.scale.right + 20)
+        shelves = Shelves(self.scale.left - 8, self.scale.right + 14)
         on_shelf, on_bar = [], []
         for mark in sorted(lane.marks, key=lambda mark: mark.kind != "fault"):
             if not self._in_view(mark.at):
@@ -242,29 +249,34 @@ class Panel:
                 on_bar.append((mark, x, label))
             else:
                 reach = text_width(label, bold=True) + 12
-                on_shelf.append((mark, x, label, *shelves.put((x - 7, x + reach), (x - reach, x + 7))))
+                on_shelf.append((mark, x, label, shelves.put((x - 7, x + reach), (x - reach, x + 7))))
         y = self.y + len(shelves.taken) * SHELF
-        for mark, x, label, shelf, side in on_shelf:
-            self.front += _flag(mark, x, y, label, height, shelf, side)
+        for mark, x, label, spot in on_shelf:
+            self.front += _flag(mark, x, y, label, height, spot)
         for mark, x, label in on_bar:
-            self.front += [glyph(mark.kind, x, y + height / 2, hint=mark.detail),
-                           text(x + 9, y + height / 2 + 4, label, bold=True, fill=_COLOURS[mark.kind], halo=True)]
-        self.front.append(text(GUTTER - 12, y + height / 2 + 4, lane.name, anchor="end"))
+            self.front += [glyph(mark.kind, x, y + height / 2, hint=mark.detail)]
+            if label:
+                self.front.append(text(x + 9, y + height / 2 + 4, label, fill=_COLOURS[mark.kind], bold=True,
+                                       halo=True))
+        self.front.append(text(self.scale.left - 12, y + height / 2 + 4, lane.name, anchor="end"))
         self.y = y + height + GAP
         return y
 
     def _label(self, mark: Mark) -> str:
-        """The mark's words; in a close-up with the time since the fault."""
-        if self.close and mark.text and mark.at > self.zero:
-            return f"{mark.text} +{duration(mark.at - self.zero)}"
-        return mark.text
+        """The mark's words; in a close-up with the time since the fault. Where they are too long for the lane, the last
+        ones stay away: `detail` has them all."""
+        late = self.close and mark.text and mark.at > self.zero
+        words = f"{mark.text} +{duration(mark.at - self.zero)}" if late else mark.text
+        room = self.scale.right - self.scale.left
+        return wrap(words, room, bold=True)[0] if words else ""
 
     def _fits_behind(self, lane: Lane, mark: Mark, label: str) -> bool:
         """Whether the empty lane behind a DEAD mark has room for its words."""
         x = self.scale(mark.at)
         reach = x + 14 + text_width(label, bold=True)
         free = all(self.scale(spell.begin) > reach or spell.end <= mark.at for spell in lane.spells)
-        return mark.kind == "dead" and reach < self.scale.right + 16 and free
+        alone = not any(x <= self.scale(other.at) <= reach for other in lane.marks if other is not mark)
+        return mark.kind == "dead" and reach < self.scale.right + 14 and free and alone
 
     def _rates(self) -> list[tuple[float, float, float]]:
         """(from, to, steps per second) between commits, in pieces at least three pixels wide."""
@@ -280,10 +292,10 @@ class Panel:
         return pieces
 
 
-def _flag(mark: Mark, x: float, y: float, label: str, height: float, shelf: int, side: int) -> list[str]:
+def _flag(mark: Mark, x: float, y: float, label: str, height: float, spot: Spot) -> list[str]:
     """A mark above its bar: the symbol, its words beside it, and a stem down to the bar's foot."""
-    at = y - SHELF / 2 - shelf * SHELF
-    dx, anchor = (-9, "end") if side else (9, "start")
+    at = y - SHELF / 2 - spot.shelf * SHELF
+    dx, anchor = (-9, "end") if spot.side else (9 + spot.shift, "start")
     colour = _COLOURS[mark.kind]
     return [
         line(x, at, x, y + height, stroke=colour, width=1.4),

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from ftlab.detection import Fault
 from ftlab.events import Event
-from ftlab.report.canvas import FAINT, INK, INSET, SOFT, Scale, document, duration, glyph, line, text, text_width
-from ftlab.report.panel import GUTTER, Panel
-from ftlab.report.story import Fault, Story, read_story
+from ftlab.report.canvas import FAINT, INSET, SOFT, Scale, document, duration, glyph, line, text, text_width
+from ftlab.report.frame import WIDE
+from ftlab.report.labels import Symbol, legend, paragraph
+from ftlab.report.panel import Panel
+from ftlab.report.story import Story, read_story
 from ftlab.report.waterfall import waterfall_svg
 
 __all__ = ["timeline_svg", "waterfall_svg"]
@@ -31,7 +35,7 @@ class CloseUp:
     faults: tuple[Fault, ...]
 
 
-def timeline_svg(events: Sequence[Event], *, width: int = 960) -> str:
+def timeline_svg(events: Sequence[Event], *, width: int = WIDE) -> str:
     """The run as swimlanes, one per node, with a close-up in milliseconds around each of the first three faults."""
     story = read_story(events)
     if not story.lanes:
@@ -40,7 +44,17 @@ def timeline_svg(events: Sequence[Event], *, width: int = 960) -> str:
     for window in close_ups(story):
         drawn, y = _close_up(story, window, y + 30, width)
         parts += drawn
-    return document(width, y + 12, parts, label="timeline of the run")
+    return document(width, y + 12, parts, label="Timeline of the run", told=_told(story))
+
+
+def _told(story: Story) -> str:
+    """The picture in words, for those who do not see it."""
+    told = [f"{len(story.lanes)} nodes, {duration(story.end - story.start)}."]
+    for fault in story.faults:
+        seen = "not detected" if fault.detection_s is None else f"detected after {duration(fault.detection_s)}"
+        stall = "" if fault.stall_s is None else f", training went on after {duration(fault.stall_s)}"
+        told.append(f"{fault.name} at {duration(fault.at - story.start)}: {seen}{stall}.")
+    return " ".join(told)
 
 
 def close_ups(story: Story) -> list[CloseUp]:
@@ -72,44 +86,45 @@ def _settled_at(story: Story, fault: Fault) -> float:
     return min(fault.healed_at or fault.at + 0.5, story.end)
 
 
+def _gutter(story: Story, width: int) -> float:
+    """Pixels left of time zero, for the lanes' names."""
+    names = [lane.name for lane in (story.controller, *story.lanes)]
+    return max(92.0 if width >= WIDE else 0.0, *(text_width(name) + 18 for name in names))
+
+
 def _overview(story: Story, width: int) -> tuple[list[str], float]:
-    scale = Scale(begin=story.start, end=story.end, left=GUTTER, right=width - 16)
+    scale = Scale(begin=story.start, end=story.end, left=_gutter(story, width), right=width - 16)
     panel = Panel(story=story, scale=scale, y=8, zero=story.start)
     panel.generations()
     panel.lanes()
     panel.stalls()
     panel.rate()
     panel.axis(unit=1.0, name="s")
-    legend = _legend(story, panel.y + 20, width)
-    return [*panel.drawn(), *legend], panel.y + 26
+    symbols, y = legend(_symbols(story), panel.y + 20, width, right=width >= WIDE)
+    return [*panel.drawn(), *symbols], y - 10
 
 
 def _close_up(story: Story, window: CloseUp, y: float, width: int) -> tuple[list[str], float]:
-    zero = window.faults[0].at
     names = " and ".join(f"#{fault.number} {fault.name}" for fault in window.faults)
-    header = [
-        line(INSET, y, width - INSET, y, stroke=FAINT),
-        text(INSET, y + 23, f"Close-up: {names}", bold=True, size=12),
-        text(width - INSET, y + 23, f"{duration(window.end - window.begin)} of the run, "
-             f"from {window.begin - story.start:.2f} s", fill=SOFT, anchor="end"),
-    ]
-    scale = Scale(begin=window.begin, end=window.end, left=GUTTER, right=width - 16)
-    panel = Panel(story=story, scale=scale, y=y + 34, zero=zero, close=True)
+    title = f"Close-up: {names}"
+    where = f"{duration(window.end - window.begin)} of the run, from {window.begin - story.start:.2f} s"
+    header, below = paragraph(y + 23, title, width, bold=True, size=12)
+    if text_width(title, bold=True, size=12) + text_width(where) + 24 <= width:
+        header.append(text(width - INSET, y + 23, where, fill=SOFT, anchor="end"))
+    else:
+        more, below = paragraph(below, where, width, fill=SOFT)
+        header += more
+    scale = Scale(begin=window.begin, end=window.end, left=_gutter(story, width), right=width - 16)
+    panel = Panel(story=story, scale=scale, y=below - 5, zero=window.faults[0].at, close=True)
     panel.generations()
     panel.lanes()
     panel.stalls()
     panel.commits()
     panel.axis(unit=0.001, name="ms")
-    return [*header, *panel.drawn()], panel.y
+    return [line(INSET, y, width - INSET, y, stroke=FAINT), *header, *panel.drawn()], panel.y
 
 
-def _legend(story: Story, y: float, width: float) -> list[str]:
-    """The symbols that this run used, right-aligned under the axis."""
+def _symbols(story: Story) -> list[tuple[Symbol, str]]:
+    """The symbols that this run used, and what they mean."""
     used = {mark.kind for lane in (story.controller, *story.lanes) for mark in lane.marks if mark.at >= story.start}
-    parts, x = [], width - 16.0
-    for kind, label in reversed(_LEGEND.items()):
-        if kind in used:
-            x -= text_width(label)
-            parts += [text(x, y, label, fill=INK), glyph(kind, x - 10, y - 4)]
-            x -= 34
-    return parts
+    return [(partial(glyph, kind), label) for kind, label in _LEGEND.items() if kind in used]

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftlab.events import Event
+from ftlab.detection import Fault, Recovery, hits, injected_at, read_failures
+from ftlab.events import Event, in_order_of_time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,41 +46,6 @@ class Lane:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recovery:
-    """One recovery, from the controller's decision to its last step."""
-
-    begin: float
-    end: float | None
-    generation: int | None
-    cause: str
-    nodes: tuple[str, ...]
-    spans: tuple[Mapping[str, Any], ...] = ()
-    source: str = ""
-    abandoned: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One injection: what was hit, until when training stood still, and which recovery answered."""
-
-    number: int
-    event: Event
-    stalled_until: float | None  # first step committed in the restored world; None if none came, or none was needed
-    recovery: Recovery | None
-    healed_at: float | None
-
-    @property
-    def at(self) -> float:
-        """When it was injected."""
-        return self.event.at
-
-    @property
-    def name(self) -> str:
-        """Fault and target: `kill node-2`."""
-        return f"{self.event.data.get('fault', 'fault')} {self.event.data.get('target', '')}".strip()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Story:
     """Everything a timeline shows."""
 
@@ -109,12 +75,12 @@ class Story:
 
 def read_story(events: Sequence[Event]) -> Story:
     """The story of one job; an empty log gives an empty story."""
-    ordered = sorted(events, key=lambda event: (event.at, event.seq))
+    ordered = in_order_of_time(events)
     start, end = _bounds(ordered)
     seen = [event for event in ordered if event.at <= end]
-    recoveries = _recoveries(seen)
+    failures = read_failures(seen)
     names = _node_names(seen)
-    numbers = {id(event): index for index, event in enumerate(_of(seen, "fault.injected"), 1)}
+    numbers = {id(fault.event): fault.number for fault in failures.faults}
     return Story(
         start=start, end=end,
         controller=Lane(
@@ -129,15 +95,9 @@ def read_story(events: Sequence[Event]) -> Story:
             for event in _of(seen, "membership.changed")
         ),
         commits=tuple(_commits(seen)),
-        faults=tuple(_faults(seen, recoveries)),
-        recoveries=tuple(recoveries),
+        faults=failures.faults,
+        recoveries=failures.recoveries,
     )
-
-
-def hits(event: Event, name: str) -> bool:
-    """Whether a fault's target means this node (or the controller): by name, in a list of names, or as `all`."""
-    target = str(event.data.get("target", ""))
-    return name in re.split(r"[\s:/,+\[\]'\"]+", target) or (target == "all" and name != "controller")
 
 
 def _of(events: Sequence[Event], kind: str) -> list[Event]:
@@ -272,7 +232,8 @@ def _fault_mark(event: Event, numbers: Mapping[int, int], lane: str, *, labelled
     label = f"{name} healed" if healed else f"#{numbers[id(event)]} {name}"
     if target != lane:
         label = f"{label} {target}"
-    return Mark(at=event.at, kind="heal" if healed else "fault", text=label if labelled else "",
+    return Mark(at=event.at if healed else injected_at(event), kind="heal" if healed else "fault",
+                text=label if labelled else "",
                 detail=f"{name} {target}{' healed' if healed else ''} {_pairs(event.data.get('receipt'))}".strip())
 
 
@@ -301,67 +262,3 @@ def _commits(events: Sequence[Event]) -> list[tuple[float, int]]:
         if event.step is not None:
             first.setdefault((event.generation, event.step), event.at)
     return [(at, step) for (_, step), at in first.items()]
-
-
-def _recoveries(events: Sequence[Event]) -> list[Recovery]:
-    recoveries = []
-    for started in _of(events, "recovery.started"):
-        ends = [event for event in events if event.at >= started.at and event.generation == started.generation
-                and event.kind in ("recovery.finished", "recovery.abandoned")]
-        last = ends[0] if ends else None
-        recoveries.append(Recovery(
-            begin=started.at, end=last.at if last else None, generation=started.generation,
-            cause=str(started.data.get("cause", "")), nodes=tuple(map(str, started.data.get("nodes") or ())),
-            spans=tuple(last.data.get("spans") or ()) if last else (),
-            source=str(last.data.get("rung") or "") if last else "",
-            abandoned=last is not None and last.kind == "recovery.abandoned",
-        ))
-    return recoveries
-
-
-def _faults(events: Sequence[Event], recoveries: Sequence[Recovery]) -> list[Fault]:
-    injected = _of(events, "fault.injected")
-    faults = []
-    for number, event in enumerate(injected, 1):
-        healed_at = _healed_at(events, event)
-        recovery = _answer(event, recoveries, injected[number:], healed_at)
-        faults.append(Fault(number=number, event=event, recovery=recovery, healed_at=healed_at,
-                            stalled_until=_restored_at(events, recovery) if recovery else None))
-    return faults
-
-
-def _healed_at(events: Sequence[Event], fault: Event) -> float | None:
-    """When the same fault on the same target was taken back."""
-    for event in _of(events, "fault.healed"):
-        if event.at >= fault.at and all(event.data.get(key) == fault.data.get(key) for key in ("fault", "target")):
-            return event.at
-    return None
-
-
-def _answer(
-    fault: Event, recoveries: Sequence[Recovery], following: Sequence[Event], healed_at: float | None,
-) -> Recovery | None:
-    """The recovery that a fault caused: the first that names its target, else the first before the next fault.
-
-    One that names the target counts until the fault is healed or the same node is hit again: a hang is found late,
-    perhaps after the next fault has struck elsewhere.
-    """
-    if fault.data.get("target") == "controller":  # training goes on without it
-        return None
-    until = healed_at if healed_at is not None else float("inf")
-    next_hit = min((event.at for event in following), default=float("inf"))
-    later = [recovery for recovery in recoveries if fault.at <= recovery.begin <= until]
-    for recovery in later:
-        mine = [node for node in recovery.nodes if hits(fault, node)]
-        newer = [event for event in following if event.at <= recovery.begin and any(hits(event, node) for node in mine)]
-        if mine and not newer:
-            return recovery
-    return next((recovery for recovery in later if recovery.begin < next_hit), None)
-
-
-def _restored_at(events: Sequence[Event], recovery: Recovery) -> float | None:
-    """When the first step was committed in the recovery's generation, or a later one if it was abandoned."""
-    for event in _of(events, "step.committed"):
-        if event.at >= recovery.begin and (event.generation or 0) >= (recovery.generation or 0):
-            return event.at
-    return None

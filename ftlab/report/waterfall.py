@@ -29,8 +29,9 @@ from ftlab.report.canvas import (
     text,
     text_width,
 )
+from ftlab.report.frame import WIDE
 
-ROW, HEAD, GUTTER, MARGIN = 20, 30, 116, 100
+ROW, HEAD, GUTTER, MARGIN = 20, 30, 110, 100
 _MOST_RANK_LINES = 7  # more would be thinner than a pixel
 _TOO_LONG = 0.6  # share of the recovery from which on `detect` is drawn with a broken axis
 
@@ -46,17 +47,13 @@ class Row:
     spans: tuple[tuple[float, float, str], ...]  # begin, end, by
 
 
-def waterfall_svg(spans: Sequence[Mapping[str, Any]], *, origin: float | None = None, width: int = 960) -> str:
-    """The waterfall of one recovery, in milliseconds.
-
-    `spans` are those of a `recovery.finished` event. `origin` is the moment of the injection if it is known:
-    time zero, from which `detect` is then drawn; otherwise the first span's begin is zero.
-    """
-    rows = waterfall_rows(spans, origin=origin)
+def waterfall_svg(spans: Sequence[Mapping[str, Any]], *, width: int = WIDE) -> str:
+    """The waterfall of one recovery, in milliseconds; `spans` are those of a `Recovery`, the first begins at zero."""
+    rows = waterfall_rows(spans)
     if not rows:
         empty = text(INSET, 27, "no recovery steps were recorded", fill=SOFT)
         return document(width, 44, [empty], label="empty waterfall")
-    zero = origin if origin is not None else min(row.begin for row in rows)
+    zero = min(row.begin for row in rows)
     end = max(row.end for row in rows)
     scale = _scale(rows, zero, end, width)
     parts: list[str] = []
@@ -66,16 +63,15 @@ def waterfall_svg(spans: Sequence[Mapping[str, Any]], *, origin: float | None = 
         parts += _phase(members, scale, y, width)
         y += HEAD + ROW * len(members)
     total = _total(scale, zero, end, y, width)
-    return document(width, y + 74, [_grid(scale, zero, y + 6), *parts, *total], label="recovery waterfall")
+    told = ", ".join(f"{row.name} {duration(row.end - row.begin)}" for row in rows)
+    return document(width, y + 74, [_grid(scale, zero, y + 6), *parts, *total], label="Recovery waterfall", told=told)
 
 
-def waterfall_rows(spans: Sequence[Mapping[str, Any]], *, origin: float | None = None) -> list[Row]:
+def waterfall_rows(spans: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The steps that happened, in the protocol's order; steps it does not know come last in their phase."""
     grouped: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
     for span in spans:
         begin, end = float(span["begin"]), float(span["end"])
-        if span["name"] == "detect" and origin is not None:
-            begin = min(origin, end)
         key = str(span.get("phase", "")), str(span["name"])
         grouped.setdefault(key, []).append((begin, max(begin, end), str(span.get("by", ""))))
     rows = [
@@ -88,10 +84,10 @@ def waterfall_rows(spans: Sequence[Mapping[str, Any]], *, origin: float | None =
 
 def _scale(rows: Sequence[Row], zero: float, end: float, width: float) -> Scale:
     """True to scale, unless waiting for the verdict took most of the time: then that part is cut short, visibly."""
-    left, right = GUTTER, width - MARGIN
+    left, right = GUTTER, width - (MARGIN if width >= WIDE else 62)  # in a narrow one nobody is named
     detected = next((row.end for row in rows if row.name == "detect"), zero)
     if detected < end and detected - zero > _TOO_LONG * (end - zero):
-        return Squeezed(begin=zero, end=end, left=left, right=right, cut=detected, room=130)
+        return Squeezed(begin=zero, end=end, left=left, right=right, cut=detected, room=min(130, 0.4 * (right - left)))
     return Scale(begin=zero, end=end, left=left, right=right)
 
 
@@ -142,7 +138,7 @@ def _row(row: Row, scale: Scale, y: float, colour: str, width: float) -> list[st
         *_bars(row, scale, x0, x1, y + 2, colour, hint),
         _break(scale, y + 8.5) if row.name == "detect" else "",
         _value(duration(row.end - row.begin), x0, x1, y + 12, scale),
-        text(width - INSET, y + 12, who, fill=SOFT, anchor="end"),
+        text(width - INSET, y + 12, who, fill=SOFT, anchor="end") if width >= WIDE else "",
     ]
 
 
@@ -160,10 +156,12 @@ def _bars(row: Row, scale: Scale, x0: float, x1: float, y: float, colour: str, h
 
 
 def _value(label: str, x0: float, x1: float, y: float, scale: Scale) -> str:
-    """The length beside its bar: on the right, or on the left where the right has no room."""
-    if x1 + 8 + text_width(label) > scale.right + 8 and x0 - 8 - text_width(label) > scale.left:
-        return text(x0 - 6, y, label, anchor="end", halo=True)
-    return text(x1 + 6, y, label, halo=True)
+    """The length beside its bar: on the right, or on the left where the right has no room, or at its end."""
+    reach = text_width(label) + 8
+    if x1 + reach <= scale.right + 6:
+        return text(x1 + 6, y, label, halo=True)
+    beside = x0 - 6 if x0 - reach > scale.left else x1 - 4
+    return text(beside, y, label, anchor="end", halo=True)
 
 
 def _grid(scale: Scale, zero: float, bottom: float) -> str:

@@ -36,6 +36,7 @@ class ClusterLoop:
         self.feed = Feed(loader, seed, 0)
         ctx.protect(**{"model": model, "optimizer": optimizer, **parts})
         ctx._can_split = self._can_split
+        ctx._rehearsal.wanted = False  # its batches come from a feed that is replayable by itself
         self._steps: Iterator[int] = iter(())
         self._ahead: int | None = None  # a step that was begun for a later call of train_epoch
         self._open = False

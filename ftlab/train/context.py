@@ -22,19 +22,21 @@ from torch import nn
 from ftlab import messages
 from ftlab import policy as acts
 from ftlab.checkpoint import ranks
-from ftlab.checkpoint.state import TrainingState
+from ftlab.checkpoint.state import TrainingState, check_optimizers
 from ftlab.config import JobConfig
+from ftlab.elastic.group import GroupSevered
 from ftlab.elastic.sampler import GlobalSampler, Piece, Seating
 from ftlab.elastic.seeding import seed_step
 from ftlab.errors import ConfigError, FtlabError, StateLost
 from ftlab.health.memory import is_out_of_memory
 from ftlab.health.numbers import check_loss
-from ftlab.messages import RESERVED_VALUES
+from ftlab.messages import RESERVED_VALUES, Place
 from ftlab.policy import Action
 from ftlab.train.ddp import ElasticDDP
 from ftlab.train.gradients import StepGradients
 from ftlab.train.mending import Mender, StepSpoiled
 from ftlab.train.rates import lower_rate
+from ftlab.train.rehearsal import Rehearsal, RehearsalCut
 from ftlab.train.session import Session
 from ftlab.train.sharded import Build, ShardedJob, ShardedParts
 from ftlab.train.status import StatusPage
@@ -49,8 +51,11 @@ class TrainContext:
         assert session.mender is not None
         self._mender: Mender = session.mender
         self._gradients = StepGradients(session, page, config, self._seating)
+        self._rehearsal = Rehearsal(session, self._gradients, config.rehearse)
         self._step = _Step(self)
         self._running = False
+        self.below_failed_step = False  # the block of a step was left by a failure, and no other was begun since
+        self._behind = False  # the state is of a later loop over steps than the present one
         self._stepped = False  # the loop body has used ctx.step()
         self._seed, self._shards = config.seed, config.shards
         self._seat: Seating | None = None  # of this generation
@@ -137,14 +142,29 @@ class TrainContext:
             raise ConfigError("nothing is protected",
                               hint="ctx.protect(model=model, optimizer=optimizer) before the loop")
         self._running = True
-        state, session = self._state, self._session
+        state, session, holds = self._state, self._session, self._session.link.holds
         scaled = any(isinstance(part, torch.amp.GradScaler) for part in state.parts.values())
         self._gradients.judging = self.config.health.numbers and not scaled  # a scaler expects Inf, and deals with it
+        self._rehearsal.wanted = self._rehearsal.wanted and session.sharded is None
+        check_optimizers(state)
+        if session.settled > session.link.ended:
+            session.take_over()
+        if not self._behind:
+            self._mender.book.notes["loop"] = total
         while True:
             if session.settled <= session.link.ended:  # asked in every step: is there something to join?
                 session.join()
+                self._begin_behind(total)
+                self._page.move(Place.OUTSIDE)  # what comes now is the train function's own
                 self._seat = None
-            step = state.step
+            elif state.in_step and not state.rollback():  # code behind a step that failed has run: it is undone too
+                raise StateLost(f"step {state.step} failed, and the code behind it changed parameters")
+            if self._behind and total >= self._mender.book.loop:
+                self._catch_up()
+            step = holds.begun = state.step
+            if step >= holds.first:  # asked in every step: is there somebody who wants to do something here?
+                self._pause(step)
+                continue
             if step >= total:
                 return
             if self._mender.book.is_passed_over(step):
@@ -155,6 +175,9 @@ class TrainContext:
             if not self._stepped:
                 raise ConfigError(f"step {step} ended without `with ctx.step():`",
                                   hint="put the body of the loop into `with ctx.step():`")
+            if self._rehearsal.stage and session.settled > session.link.ended:
+                self._rehearsal.pass_over()
+                self._last_commit = time.monotonic()
 
     def step(self) -> _Step:
         """The body of one step: committed when it ends, healed and run again when the world breaks in it."""
@@ -177,20 +200,62 @@ class TrainContext:
         if self._session.table is None:  # never in mid-step: the step must end in the world it began in
             self._session.join_group()
 
+    def stop_rehearsal(self) -> None:
+        """The train function is called anew: a step is not rehearsed again."""
+        if self._rehearsal.stage:
+            self._state.rollback()
+            self._state.in_step = False
+            self._rehearsal.give_up()
+
+    # ---- a train function with several loops ---------------------------------------------------------------
+
+    def _begin_behind(self, total: int) -> None:
+        """The state that was received may come from a later loop than this one, such as a later epoch: what the train
+        function does on its way there has been done already, and is undone at the entry of each loop."""
+        if total < self._mender.book.loop:
+            self._behind = True
+            self._state.keep_copy()
+            self._state.mark()
+
+    def _catch_up(self) -> None:
+        self._behind = False
+        self._state.let_go()
+        self._state.in_step = False
+
     # ---- inside a step -------------------------------------------------------------------------------------
 
     def _begin(self, step: int) -> None:
-        self._stepped = False
+        self._stepped = self.below_failed_step = False
         self._values, self._samples, self._piece = {}, None, None
+        self._rehearsal.begin(step)
         self._gradients.begin()
         self._state.mark()
         seed_step(self._seed, step, self._seating().shard)
+
+    def _pause(self, step: int) -> None:
+        """Between two steps, because somebody asked for it; the pause is no work of this rank's."""
+        session = self._session
+        generation, link = session.generation, session.link
+        self._page.move(Place.HELD)
+        link.holds.pause(step, generation, lambda: link.over(generation))
+        self._last_commit = self._page.move(Place.OUTSIDE)
 
     def _enter(self) -> None:
         if not self._running:
             raise ConfigError("ctx.step() outside of a loop over ctx.steps(n)")
         self._stepped = True
         self._page.enter()
+
+    def _complete(self) -> None:
+        """The body of a step is done, and well."""
+        if self._rehearsal.stage:
+            self._gradients.count_at_exit = self._gradients.collectives()
+        if self._rehearsal.trial:
+            self._page.move(Place.OUTSIDE)
+            return
+        if self._mender.book.foreign and self._session.group is not None and self._session.group.broken():
+            raise GroupSevered("a collective of this step failed, and the train function went on")
+        self._commit()
 
     def _commit(self, skipped: str = "") -> None:
         state, session = self._state, self._session
@@ -207,6 +272,8 @@ class TrainContext:
         self._last_commit = at
         if self._seating().pieces > 1 and self._mender.book.good_step():
             self._seat = None
+        if session.comparison.due(state.step):
+            session.comparison.compare()
         if session.saver is not None:
             session.saver.after_step(session)
 
@@ -230,6 +297,9 @@ class TrainContext:
     def _mend(self, spoiled: StepSpoiled) -> None:
         """Undo a step that all ranks know to be spoiled, and do what the policy says."""
         session, mender, step = self._session, self._mender, self._state.step
+        if self._rehearsal.trial:
+            self._state.rollback()
+            self._rehearsal.give_up()
         if not self._state.rollback():
             raise StateLost(f"step {step} changed parameters before its gradients were agreed on: it cannot be undone",
                             seen=spoiled.reason, hint="call optimizer.step() after the last ctx.backward")
@@ -240,8 +310,6 @@ class TrainContext:
         answer = ranks.agree(answer)
         if isinstance(answer, FtlabError):
             raise answer
-        if isinstance(answer, acts.Rollback):
-            ranks.meet()  # who goes back leaves the group and so breaks it: all must have heard first
         mender.note(spoiled.cause, step)
         self._act(answer, spoiled.reason, step)
 
@@ -306,12 +374,17 @@ class _Step:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> bool:
         context = self._context
-        if error is None:
-            context._commit()
-            return False
-        if not isinstance(error, Exception):
+        error = error or context._gradients.failure  # also one that the train function caught
+        if error is not None and not isinstance(error, Exception):
             return False
         try:
+            if error is None:
+                context._complete()
+                return False
+            if isinstance(error, RehearsalCut):
+                context._page.move(Place.OUTSIDE)
+                context.below_failed_step = True
+                return True
             if isinstance(error, StepSpoiled):
                 context._mend(error)
                 return True
@@ -321,5 +394,7 @@ class _Step:
         except Exception as broken:  # the world broke meanwhile, or the job is to end
             if not context._session.lost(broken):
                 raise
+            context.below_failed_step = True
             return True
-        return context._session.lost(error)
+        context.below_failed_step = context._session.lost(error)
+        return context.below_failed_step

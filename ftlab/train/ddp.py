@@ -9,7 +9,9 @@ pass: `ctx.backward` averages them, so all ranks hold the same ones.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -29,6 +31,7 @@ class ElasticDDP(nn.Module):
         self._options = {"find_unused_parameters": True, "init_sync": False, "broadcast_buffers": False, **options}
         self._wrapped: list[DistributedDataParallel] = []  # in a list: not a submodule, its parameters are ours
         self._generation = 0
+        self.syncing = True  # False inside of `no_sync`
         session.wrapped = self
 
     @staticmethod
@@ -41,6 +44,18 @@ class ElasticDDP(nn.Module):
         if self._generation != self._session.generation:
             self._wrap()
         return self._wrapped[0](*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients inside one step without averaging them; the next backward pass averages the sum."""
+        if self._generation != self._session.generation:
+            self._wrap()
+        self.syncing = False
+        try:
+            with self._wrapped[0].no_sync():
+                yield
+        finally:
+            self.syncing = True
 
     def unwrap(self) -> None:
         """The group is being left: let go of it."""

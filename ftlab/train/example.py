@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 TIGHT: dict[str, dict[str, float]] = {  # to run out of memory: MB each sample takes, and MB that are left to a worker
-    "allocation": {"sample_mb": 3.0, "room_mb": 36}, "kernel": {"sample_mb": 12.0, "room_mb": 150}}
+    "allocation": {"sample_mb": 3.0, "room_mb": 36}, "kernel": {"sample_mb": 6.0, "room_mb": 75}}
 PROBES = 2048  # parameters that are returned, to tell how far two runs are apart
 
 

@@ -9,18 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ftlab import messages
 from ftlab.elastic.group import Group
+from ftlab.train.holds import Holds
 
 _FLUSH_S = 0.25  # how long a committed step may wait to be reported; its node's heartbeat goes with it
 _NOBODY = 1 << 62
 _RESEVER_S = 0.005  # a group that is being built may open a socket right after it was cut
+_STUCK_S = 0.2  # a collective that has not noticed the cut by then lost a message, and never will
+_STUCK_CUTS = 40  # nor by so many cuts: where this thread gets so few turns, so does the training thread
+_COLLECTIVES = f"{os.sep}torch{os.sep}distributed{os.sep}"  # where the training thread is then
 
 
 class WorkerLink:
@@ -36,7 +41,9 @@ class WorkerLink:
         self._joined_at = 0.0
         self._steps: list[messages.StepRow] = []  # committed, not yet reported
         self._watched = _NOBODY  # the step somebody waits for
+        self.holds = Holds(self._changed, self.send)
         self.on_saved: Callable[[messages.Saved], None] = lambda message: None
+        self.waits_for_peers: Callable[[], bool] = in_collective  # whether the training thread does
         self.released = False
 
     def start(self) -> None:
@@ -111,25 +118,52 @@ class WorkerLink:
             except (EOFError, OSError):
                 os._exit(1)
             with self._changed:
-                if isinstance(message, messages.Watch):
-                    self._watched = message.step
-                elif isinstance(message, messages.Terminate):
-                    self.ended = max(self.ended, message.generation)
-                elif isinstance(message, messages.Join):
-                    self._join, self._joined_at = message, time.monotonic()
-                elif isinstance(message, messages.Saved):
-                    self.on_saved(message)
-                elif isinstance(message, messages.Release):
-                    self.released = True
+                answers = self._hear(message)
                 self._changed.notify_all()
+            for answer in answers:
+                self.send(answer)
             self._cut()
 
+    def _hear(self, message: messages.Message) -> Sequence[messages.Message]:
+        match message:
+            case messages.Watch():
+                self._watched = message.step
+            case messages.Terminate():
+                self.ended = max(self.ended, message.generation)
+            case messages.Join():
+                self._join, self._joined_at = message, time.monotonic()
+                self.holds.begin_anew(map(int, message.holds))
+            case messages.Hold():
+                return self.holds.ask(map(int, message.steps), self._generation())
+            case messages.GoOn():
+                self.holds.go_on()
+            case messages.Saved():
+                self.on_saved(message)
+            case messages.Release():
+                self.released = True
+                self.holds.begin_anew(())
+        return ()
+
+    def _generation(self) -> int:
+        return self._group.table.generation if self._group is not None else 0
+
     def _cut(self) -> None:
-        """Sever the group of an ended generation until the training thread has let go of it."""
+        """Sever the group of an ended generation until the training thread has let go of it; tell if it does not."""
+        begin, cuts = time.monotonic(), 0
         with self._changed:
             while (group := self._group) is not None and self.over(group.table.generation):
                 with contextlib.suppress(OSError):  # a descriptor that vanished meanwhile: the next round gets the rest
                     group.sever()
+                cuts += 1
+                if cuts >= _STUCK_CUTS and time.monotonic() - begin > _STUCK_S and self.waits_for_peers():
+                    self.send(messages.Stuck(generation=group.table.generation))
+                    begin, cuts = time.monotonic(), 0
                 if self._connection.poll(0):
                     return  # hear what is new first; the cut goes on after it
                 self._changed.wait(_RESEVER_S)
+
+
+def in_collective() -> bool:
+    """Whether the training thread, which is the main one, waits in torch.distributed, whoever called it there."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return frame is not None and _COLLECTIVES in frame.f_code.co_filename

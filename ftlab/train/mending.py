@@ -68,7 +68,9 @@ class Book:
         """What is not forgotten when another book is taken over."""
         mine, theirs = self.notes.get("spent", {}), other.notes.get("spent", {})
         spent = {cause: max(mine.get(cause, []), theirs.get(cause, []), key=len) for cause in {*mine, *theirs}}
-        return {"passed_over": sorted({*self.passed_over, *other.passed_over}), "spent": spent}
+        rehearsed = self.notes.get("rehearsed") or other.notes.get("rehearsed")
+        return {"passed_over": sorted({*self.passed_over, *other.passed_over}), "spent": spent,
+                **({"rehearsed": rehearsed} if rehearsed else {})}
 
     @classmethod
     def of_all(cls, books: Sequence[Book]) -> Book:
@@ -91,6 +93,31 @@ class Book:
         while step - 1 - count in skipped:
             count += 1
         return count
+
+    @property
+    def loop(self) -> int:
+        """Up to which step the loop goes that the state was in; a train function may have several, as for epochs."""
+        return int(self.notes.get("loop", 0))
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether a step was run twice already, or is not to be."""
+        return "rehearsed" in self.notes
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the train function was seen to call collectives of its own; a replacement must know it too."""
+        return bool(self.notes.get("rehearsed", {}).get("foreign"))
+
+    def note_rehearsed(self, trained: int, copying: bool = False, foreign: bool = False) -> None:
+        """Remember what a rehearsal found: with which parameters, whether steps need a copy to go back to, and whether
+        the train function calls collectives of its own."""
+        self.notes["rehearsed"] = {"trained": trained, "copying": copying, "foreign": foreign}
+
+    def rehearse_again_if_other(self, trained: int) -> None:
+        """Forget the rehearsal if it was with other parameters."""
+        if self.rehearsed and self.notes["rehearsed"]["trained"] != trained:
+            del self.notes["rehearsed"]
 
     def loaded(self, name: str, step: int) -> None:
         """The state came from this checkpoint."""

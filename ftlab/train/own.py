@@ -80,7 +80,7 @@ class OwnManager:
             facts = {"name": type(self.manager).__name__, "seconds": round(time.monotonic() - begin, 4),
                      "bytes": _size(path)}
             session.link.send(messages.Noted(job=session.ladder.job, event="checkpoint.committed", step=step,
-                                             data=facts))
+                                             generation=session.generation, data=facts))
 
     def _parts(self, state: TrainingState) -> tuple[Any, Any]:
         parts = dict(state.parts)

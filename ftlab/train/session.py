@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -22,20 +21,25 @@ import torch.distributed as dist
 
 from ftlab import messages
 from ftlab.checkpoint import ranks, tree
+from ftlab.checkpoint.parts import raised_in_part
 from ftlab.checkpoint.state import TrainingState, differences
+from ftlab.checkpoint.state_copy import StateCopy
 from ftlab.elastic import transfer
 from ftlab.elastic.group import Group, GroupSevered
-from ftlab.errors import FtlabError, ModelMismatch, StateLost, TrainingFailed
+from ftlab.errors import FtlabError, ModelMismatch, StateLost
+from ftlab.health.memory import is_out_of_memory
 from ftlab.membership import RankTable
 from ftlab.messages import Place
 from ftlab.policy import Rollback
 from ftlab.train.ladder import Ladder, Note
-from ftlab.train.link import WorkerLink
+from ftlab.train.link import WorkerLink, in_collective
 from ftlab.train.mending import Book, Mender
 from ftlab.train.own import OwnManager
+from ftlab.train.rank_comparison import RankComparison
 from ftlab.train.saver import Saver
 from ftlab.train.sharded import ShardedJob
 from ftlab.train.status import StatusPage
+from ftlab.train.user_error import own_error
 
 
 class Released(BaseException):
@@ -48,6 +52,8 @@ class StateDamaged(RuntimeError):
 
 class Wrapper(Protocol):
     """What a train function wraps its model in, and what holds on to the group."""
+
+    syncing: bool  # whether a backward pass averages gradients
 
     def unwrap(self) -> None:
         """Let go of the group."""
@@ -64,14 +70,17 @@ class Session:
         self._own: OwnManager | None = None
         self.sharded: ShardedJob | None = None  # set by ctx.sharded
         self.state = TrainingState()
+        self.comparison = RankComparison(self.state, ladder.config)
         self.group: Group | None = None
         self.table: RankTable | None = None
         self.rank = -1
         self.settled = 0  # the generation whose state it has: it trains in it until it ends; 0: it must join one
         self.source = ""
         self._holds = False  # the state of a committed step, or the agreed initial one
+        self._carried: StateCopy | None = None  # the state, while the train function makes its parts anew
         self._spans: list[list[object]] = []
         self._started = time.monotonic()
+        link.waits_for_peers = lambda: page.place == Place.COMMUNICATING or in_collective()
         self._parked = False
         self._secret = b""  # of the generation: members prove it to each other when state travels
         self._trained = False  # the job has committed steps
@@ -119,6 +128,8 @@ class Session:
                 self._synchronise()
                 return
             except Exception as error:
+                if raised_in_part(error):
+                    self._require_broken(error)
                 if not self.lost(error):
                     raise
 
@@ -140,6 +151,27 @@ class Session:
         self._back_to = max(0, self.state.step - back.steps)
         self._leave(reason, rewind=True)
         self._holds = False
+
+    def begin_anew(self) -> bool:
+        """The train function is called once more: forget its parts, and carry the state over to those it makes then.
+        False where that cannot be: sharded state lies in the parts themselves."""
+        held = self._undo() and self._holds
+        if self.sharded is not None or (self.group is not None and not held):
+            return False
+        if held:
+            self._carried = StateCopy()
+            self._carried.take(self.state)
+        self.state.forget()
+        self._holds, self.wrapped = False, None
+        if self.group is None:
+            self.table = None
+        return True
+
+    def take_over(self) -> None:
+        """Give the parts that were made anew the state that was carried over."""
+        if self._carried is not None:
+            self._carried.put_back(self.state)
+            self._holds, self._carried = True, None
 
     def newest_saved(self) -> int | None:
         """The step of the newest good checkpoint in storage, if there is one."""
@@ -173,12 +205,15 @@ class Session:
     def _leave(self, reason: str, rewind: bool = False) -> None:
         """Tell the controller first (it waits for that), then take the group apart."""
         self.page.move(Place.RECOVERING)
-        self._holds = self.state.rollback() and self._holds
+        self._holds = self._undo() and self._holds
         self.link.send(messages.Stopped(generation=self.generation, step=self.state.step, at=time.monotonic(),
                                         reason=reason, rewind=rewind))
+        if rewind:  # the others may still be hearing of it: who leaves before they have would take their last message
+            self.link.wait_for_end(self.generation)
         if self._spans:
             self._send_spans(complete=False)
         group, self.group, self.settled = self.group, None, 0
+        self.link.holds.begun = -1
         self.link.watch(None)
         if self.wrapped is not None:
             self.wrapped.unwrap()
@@ -199,6 +234,7 @@ class Session:
         rank = next(seat.rank for seat in table.seats if (seat.node, seat.local_rank) == (self.node, self.local_rank))
         self.table, self.rank = table, rank
         self.page.generation, self.page.rank = table.generation, rank
+        self.ladder.generation = table.generation
         self.page.move(Place.RECOVERING)
         self.group = Group(table, rank, (join.store[0], join.store[1]))
         self._secret, self._trained, self._split = join.secret.encode(), join.step > 0, join.split
@@ -226,11 +262,12 @@ class Session:
         if self.sharded is not None:
             self._synchronise_sharded(self.sharded)
             return
+        self.take_over()
+        self._holds = self._undo() and self._holds  # code behind a step that failed has run since
         with self._span("strategy"):
             holders, receivers = self._strategy()
         if self.rank in holders:
             with self._span("rollback_data"):
-                self.state.rollback()
                 self._climb_down()
         for sender, receiver in transfer.plan_transfers(holders, receivers):
             if self.rank == sender:
@@ -247,8 +284,11 @@ class Session:
             self.mender.book = Book.of_all([Book(notes) for notes in books])
         if self._split:
             self.mender.book.split()
+        self.state.copying = bool(self.mender.book.notes.get("rehearsed", {}).get("copying"))
+        self.comparison.begin_generation()
         self._back_to, self._split, self._condemn = -1, False, ""
         self._holds, self.settled = True, self.generation
+        self.page.step = self.state.step  # told with the next move: who was given a state holds it before it commits
 
     def _synchronise_sharded(self, job: ShardedJob) -> None:
         try:
@@ -259,15 +299,27 @@ class Session:
         except Exception as error:
             self._require_broken(error)
             raise
-        self._tell(notes)
+        unsaved = job.warn_unsaved(self.state.step) if self.ladder.config is None and self.rank == 0 else []
+        self._tell([*unsaved, *notes])
         self._settle()
 
     def _require_broken(self, error: Exception) -> None:
-        """An error of the train function's own code, while the world is whole, ends the job with its traceback."""
+        """An error of the train function's own code, while the world is whole, ends the job with its traceback: trying
+        again would raise it again. Memory that ran out may be there the next time."""
         whole = self.group is not None and not self.group.broken() and not self.link.over(self.generation)
+        if is_out_of_memory(error):
+            raise error
         if whole and not isinstance(error, FtlabError | dist.DistError):
-            trace = "".join(traceback.format_exception(error))
-            raise TrainingFailed(f"{type(error).__name__}: {error}\n\n{trace}", traceback=trace) from error
+            raise own_error(error, self.rank, self.node) from error
+
+    def _undo(self) -> bool:
+        """Undo what the unfinished step changed; False if that cannot be."""
+        try:
+            return self.state.rollback()
+        except Exception as error:
+            if isinstance(error, FtlabError) or is_out_of_memory(error):
+                raise
+            raise own_error(error, self.rank, self.node) from error
 
     def _tell(self, notes: Sequence[Note]) -> None:
         for event, step, facts in notes:
@@ -277,14 +329,15 @@ class Session:
         """Who holds the newest committed step, who needs it; the same answer on every rank."""
         signature = self.state.signature()
         mine = torch.tensor([self.state.step if self._holds else -1, zlib.crc32(repr(signature).encode()),
-                             self.state.step, self.ladder.memory_step, self._back_to])
+                             self.state.step, self.ladder.memory_step, self._back_to, self._loop()])
         rows = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(rows, mine)
         if len({int(row[1]) for row in rows}) > 1:
             self._explain_mismatch(signature)
-        steps = [int(row[0]) for row in rows]
-        newest = max(steps)
-        holders = [rank for rank, step in enumerate(steps) if step == newest] if newest >= 0 else [0]
+        newest = max(int(row[0]) for row in rows)
+        latest = max(int(row[5]) for row in rows if int(row[0]) == newest)  # some may have run what follows a loop
+        holders = [rank for rank, row in enumerate(rows) if (int(row[0]), int(row[5])) == (newest, latest)]
+        holders = holders if newest >= 0 else [0]
         self.source = "live" if newest >= 0 else "initial"
         if newest < 0 and self._own is not None:
             holders = self._load_own(self._own, self._trained or any(int(row[2]) for row in rows))
@@ -297,6 +350,9 @@ class Session:
             kept = [int(row[3]) for row in rows]
             holders, self.source = self.ladder.choose(kept, self._trained or any(int(row[2]) for row in rows))
         return holders, [rank for rank in range(self.world) if rank not in holders]
+
+    def _loop(self) -> int:
+        return self.mender.book.loop if self.mender is not None else 0
 
     def _load_own(self, own: OwnManager, trained: bool) -> list[int]:
         """All ranks load with the user's manager; those that hold the state then."""

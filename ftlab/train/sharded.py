@@ -7,6 +7,7 @@ step. Without a full set the newest good checkpoint is loaded, resharded if the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,12 +16,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ftlab.checkpoint.restoring import put, restore
+from ftlab.checkpoint import ranks
+from ftlab.checkpoint.newest import load_first
+from ftlab.checkpoint.restoring import put
 from ftlab.checkpoint.state import TrainingState
-from ftlab.errors import CheckpointDamaged, ConfigError
+from ftlab.errors import ConfigError, StateLost
 from ftlab.train.ladder import Card, Ladder, Note, read_card
 
 Build = Callable[[Any], Mapping[str, Any]]
+_SAVE_IT = ("cluster.submit(train, checkpoint=CheckpointConfig(...)): then every rank keeps snapshots of its part, and "
+            "another node a replica of them")
 
 
 class ShardedParts(SimpleNamespace):
@@ -32,6 +37,7 @@ class ShardedJob:
 
     def __init__(self, build: Build, seed: int) -> None:
         self._build, self._seed = build, seed
+        self.warned = False  # that nothing of it is saved
         self.parts = ShardedParts()
 
     def build(self, state: TrainingState, world: int) -> None:
@@ -46,6 +52,14 @@ class ShardedJob:
         state.rebuild(built)
         vars(self.parts).clear()
         vars(self.parts).update(built)
+
+    def warn_unsaved(self, step: int) -> list[Note]:
+        """Nobody else holds any rank's part, so the first node that is lost will end the job: say it, once."""
+        if self.warned:
+            return []
+        self.warned, text = True, "sharded state has no copy on other ranks: losing one node will end this job"
+        warnings.warn(f"{text}; {_SAVE_IT}", stacklevel=2)
+        return [("state.unprotected", step, {"detail": text, "hint": _SAVE_IT})]
 
     def restore(self, state: TrainingState, ladder: Ladder, rank: int, world: int,
                 trained: bool) -> tuple[str, list[Note]]:
@@ -109,22 +123,14 @@ def _load_storage(state: TrainingState, ladder: Ladder, rank: int, trained: bool
     """All ranks load the newest checkpoint that all of them find good."""
     if ladder.config is None:
         if trained:
-            ladder.choose([-1], trained)  # raises StateLost
+            raise StateLost("a rank was lost, and with it the part of the state that only it held", hint=_SAVE_IT)
         return "initial", []
     notes: list[Note] = []
-    names = [[entry.name for entry in ladder.candidates()] if rank == 0 else []]
-    dist.broadcast_object_list(names, src=0)
-    for name in names[0]:
-        problem = ""
-        try:
-            restore(ladder.vault, name, state)
-        except CheckpointDamaged as error:
-            problem = error.message
-        problems = [""] * dist.get_world_size()
-        dist.all_gather_object(problems, problem)
-        if not any(problems):
-            return "storage", [*notes, ("checkpoint.loaded", state.step, {"name": name})] if rank == 0 else []
-        if rank == 0:
-            notes.append(ladder.set_aside(ladder.vault.look(name), next(filter(None, problems))))
+    entries = ranks.agree(ladder.good(notes) if rank == 0 else [])
+    found = load_first(entries, lambda entry: ladder.read(entry, state, refreeze=False),
+                       lambda entry, reason: notes.append(ladder.set_aside(entry, reason)) if rank == 0 else None,
+                       ranks.gather)
+    if found is not None:
+        return "storage", [*notes, ("checkpoint.loaded", state.step, {"name": found.name})] if rank == 0 else []
     ladder.require_fresh(trained, notes)
     return "initial", notes

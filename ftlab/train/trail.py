@@ -11,7 +11,7 @@ import logging
 from ftlab.checkpoint.manager import CheckpointManager
 from ftlab.checkpoint.state import TrainingState
 from ftlab.checkpoint.vault import Entry
-from ftlab.errors import CheckpointDamaged, FtlabError, StateLost
+from ftlab.errors import FtlabError, StateLost
 from ftlab.train.guard import Book
 from ftlab.train.host import Host
 
@@ -71,34 +71,32 @@ class Trail:
 
     def go_back(self, limit: int) -> None:
         """Load the newest good checkpoint up to a step, or the oldest there is; the same one on all ranks."""
-        chosen: Entry | None = None
+        choice: list[Entry] = []
         error: FtlabError | None = None
         if self._host.rank == 0:
             try:
-                chosen = self._load_here(limit)
+                choice = self._choose(limit)
             except FtlabError as raised:
                 error = raised
-        chosen, error = self._host.agree((chosen, error))
+        choice, error = self._host.agree((choice, error))
         if error is not None:
             raise error
+        chosen = self._manager.load_first(self._state, choice)
         if chosen is None:
             raise StateLost("no good checkpoint is left to go back to", hint="train from scratch in a new folder")
-        if self._host.rank != 0:
-            self._manager.load(self._state, chosen.name)
+        if self._host.rank == 0:
+            self._turn_away(choice[choice.index(chosen):], chosen.step)
         self.loaded, self._saved_step = chosen, chosen.step
 
-    def _load_here(self, limit: int) -> Entry | None:
-        damaged: set[str] = set()
-        while good := [entry for entry in self.good() if entry.name not in damaged]:
-            entry = next((entry for entry in good if entry.step <= limit), min(good, key=lambda each: each.step))
-            try:
-                self._manager.load(self._state, entry.name)
-            except CheckpointDamaged as error:
-                self._manager.vault.set_aside(entry.name, error.message)
-                damaged.add(entry.name)
-                continue
-            for other in good:
-                if other.step > entry.step:  # nobody shall resume from what training has turned away from
-                    self._manager.vault.set_aside(other.name, f"training went back to step {entry.step}")
-            return entry
-        return None
+    def _choose(self, limit: int) -> list[Entry]:
+        """The newest up to a step first, then those beyond it, the oldest first."""
+        self.settle()
+        good = self._manager.find_good()
+        return [*(entry for entry in good if entry.step <= limit),
+                *sorted((entry for entry in good if entry.step > limit), key=lambda each: each.step)]
+
+    def _turn_away(self, others: list[Entry], step: int) -> None:
+        """Nobody shall resume from what training has turned away from."""
+        for other in others:
+            if other.step > step:
+                self._manager.vault.set_aside(other.name, f"training went back to step {step}")

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -90,8 +91,7 @@ def _train(spec: WorkerSpec, session: Session, page: StatusPage, config: JobConf
     if manager is not None:
         session.use(OwnManager(manager, config.save_every))
     session.mender = session.state.rider = Mender(config, policy or decide)
-    context = TrainContext(session, page, config)
-    value = train(context, *args, **kwargs)
+    value = _call(lambda: TrainContext(session, page, config), lambda ctx: train(ctx, *args, **kwargs), session)
     session.join()
     page.move(Place.FINISHED)
     if session.saver is not None:
@@ -103,6 +103,21 @@ def _train(spec: WorkerSpec, session: Session, page: StatusPage, config: JobConf
         session.link.send(messages.Finished(generation=session.generation, step=session.state.step, digest=digest,
                                             result=result, error=problem))
         session.wait_out()
+
+
+def _call(make_context: Callable[[], TrainContext], train: Callable[[TrainContext], Any], session: Session) -> Any:
+    """What the train function returns. Code below a step that failed may stumble over what the step left undone: the
+    function then begins anew in this very process, and the state that it held is carried over."""
+    while True:
+        context = make_context()
+        try:
+            return train(context)
+        except Exception as error:
+            if isinstance(error, FtlabError) or not context.below_failed_step:
+                raise
+            context.stop_rehearsal()
+            if not session.begin_anew():
+                raise
 
 
 def _digest(session: Session) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
+from tests.limits import SOON_S, START_S
 
-START_S = 60.0
 _CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
@@ -44,7 +44,7 @@ class Server:
 
     def _answers(self) -> bool:
         try:
-            urllib.request.urlopen(self.url, timeout=5).close()
+            urllib.request.urlopen(self.url, timeout=SOON_S).close()
         except OSError:
             return False
         return True
@@ -52,7 +52,13 @@ class Server:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all tests, found through the environment, as anybody's own S3 would be."""
+    """One server for all contract tests."""
+    yield from serve_s3(tmp_path_factory)
+
+
+def serve_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that is found through the environment, as anybody's own S3 would be. Clients that were made before talk
+    to another one, so none of them is used again."""
     require("s3", bool(find_spec("s3fs") and find_spec("moto")), "s3fs or moto is not installed")
     server = Server(tmp_path_factory.mktemp("moto") / "log")
     patch = pytest.MonkeyPatch()
@@ -60,9 +66,10 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         patch.setenv(name, value)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         patch.delenv(name, raising=False)
-    yield server
     import s3fs
 
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield server
     s3fs.S3FileSystem.clear_instance_cache()
     patch.undo()
     server.close()

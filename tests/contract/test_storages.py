@@ -6,14 +6,20 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+from ftlab.checkpoint.arena import Slot
+from ftlab.checkpoint.fence import take_over
 from ftlab.checkpoint.manager import CheckpointManager
+from ftlab.checkpoint.saving import SaveOrder, retire
 from ftlab.checkpoint.storage import Storage, open_storage
-from ftlab.checkpoint.vault import COMMIT, DAMAGED
+from ftlab.checkpoint.tree import pack
+from ftlab.checkpoint.vault import COMMIT, DAMAGED, Vault
+from ftlab.checkpoint.writer import write_and_report
 from ftlab.errors import CheckpointError, StorageError, WaitTimeout
 from tests import groups
 
@@ -237,7 +243,7 @@ def test_a_server_that_stops_answering_does_not_stop_the_loop_and_the_save_is_th
         run.manager.wait(timeout=0.5)
     assert run.steps("checkpoint.committed") == [1] and run.steps("checkpoint.failed") == []
     os.kill(stopped.pid, signal.SIGCONT)
-    run.manager.wait(timeout=groups.DEADLINE_S)
+    run.manager.wait(timeout=groups.GROUP_S)
     assert run.load() == 3 and run.steps("checkpoint.committed") == [1, 2, 3]
     run.manager.close()
 
@@ -255,12 +261,104 @@ def test_a_server_that_is_away_for_longer_than_the_clients_patience_fails_the_sa
     os.kill(stopped.pid, signal.SIGSTOP)
     run.save(2)
     with pytest.raises(StorageError, match="cannot write"):
-        run.manager.wait(timeout=groups.DEADLINE_S)
+        run.manager.wait(timeout=groups.GROUP_S)
     assert run.steps("checkpoint.failed") == [2]
     with pytest.raises(CheckpointError):
         run.load()
     os.kill(stopped.pid, signal.SIGCONT)
     run.save(3)
-    run.manager.wait(timeout=groups.DEADLINE_S)
+    run.manager.wait(timeout=groups.GROUP_S)
     assert run.load() == 3 and run.steps("checkpoint.damaged") == []
     run.manager.close()
+
+
+# ---- the one conditional step
+
+
+def test_a_file_is_created_once_and_whole_and_whoever_comes_later_changes_nothing(storage, url):
+    storage.write("a", "other", [b"1"])
+    assert storage.create("a", "file", b"mine")
+    assert not open_storage(url).create("a", "file", b"yours") and not storage.create("a", "file", b"mine")
+    storage.sync("a")
+    assert storage.read("a", "file") == b"mine" and storage.files("a") == {"file": 4, "other": 1}
+
+
+def test_of_many_who_create_the_same_file_at_once_one_does(storage, url):
+    storage.write("a", "other", [b"1"])
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda who: open_storage(url).create("a", "file", b"%d" % who), range(8)))
+    assert made.count(True) == 1 and storage.read("a", "file") == b"%d" % made.index(True)
+    assert set(storage.files("a")) == {"file", "other"}, "and nothing is left of the others"
+
+
+# ---- a generation that was given up
+
+
+@pytest.fixture
+def vault(storage: Storage) -> Vault:
+    return Vault(storage)
+
+
+def attempt(vault: Vault, step: int, generation: int, keep: int = 9) -> tuple[str, list[str]]:
+    """Save as the agent of a node does; the folder, and what was reported."""
+    slot, told = Slot(), list[str]()
+    filled = slot.fill(pack({"step": step}))
+    order = SaveOrder(step=step, tag=f"abcg{generation:x}", bytes=filled.bytes, header_bytes=filled.header_bytes)
+    write_and_report(vault, order, slot.view(filled.bytes), keep=keep, timeout_s=groups.GROUP_S,
+                     report=lambda kind, **facts: told.append(kind))
+    slot.close()
+    return order.name, told
+
+
+def good_steps(vault: Vault) -> list[int]:
+    return [entry.step for entry in vault.entries() if entry.good]
+
+
+def test_a_generation_that_was_given_up_commits_nothing_and_the_one_that_took_over_does(vault):
+    attempt(vault, 1, 1)
+    assert take_over(vault.storage, "abc", 11) == [], "what is committed stays"
+    name, told = attempt(vault, 2, 10)
+    assert told == ["checkpoint.refused"] and vault.storage.files(name) == {}, "nothing is left of it"
+    assert attempt(vault, 3, 11)[1] == ["checkpoint.committed"] and good_steps(vault) == [3, 1]
+
+
+def test_a_late_take_over_by_somebody_who_was_given_up_himself_changes_nothing(vault):
+    take_over(vault.storage, "abc", 3)
+    take_over(vault.storage, "abc", 2)
+    assert attempt(vault, 1, 2)[1] == ["checkpoint.refused"]
+    assert attempt(vault, 2, 3)[1] == ["checkpoint.committed"]
+
+
+def test_other_jobs_and_managers_in_the_same_folder_are_not_fenced(vault, url):
+    take_over(vault.storage, "abd", 9)
+    assert attempt(vault, 1, 1)[1] == ["checkpoint.committed"]
+    run = Run(url)
+    run.save(2, wait=True)
+    run.manager.close()
+    assert good_steps(vault) == [2, 1]
+
+
+def test_an_attempt_that_is_under_way_is_closed_by_who_takes_over(vault):
+    """The writer has looked for fences already: only the marker itself can stop it."""
+    vault.storage.write("step-0000000007-abcg1", "shard-00000.bin", [b"data"])
+    assert take_over(vault.storage, "abc", 2) == ["step-0000000007-abcg1"]
+    [entry] = vault.entries()
+    assert entry.status == "incomplete" and "generation 2 of job abc has taken over" in entry.reason
+    assert not vault.storage.create(entry.name, COMMIT, b"late")
+    attempt(vault, 8, 2)
+    assert [entry.step for entry in vault.entries()] == [8], "the next save clears up"
+
+
+def test_retention_does_not_act_for_who_was_given_up(vault):
+    for step in (1, 2, 3):
+        name, _ = attempt(vault, step, 1)
+    take_over(vault.storage, "abc", 2)
+    assert retire(vault, 1, name) == [] and good_steps(vault) == [3, 2, 1]
+
+
+def test_a_marker_without_data_is_set_aside_by_whoever_sees_it(vault):
+    attempt(vault, 1, 2)
+    vault.storage.write("step-0000000009-abcg1", COMMIT, [b"0" * 32])
+    assert attempt(vault, 2, 2)[1] == ["checkpoint.committed", "checkpoint.damaged"]
+    assert vault.look("step-0000000009-abcg1").status == "set aside"
+    assert attempt(vault, 3, 2)[1] == ["checkpoint.committed"], "it is told of once"

@@ -6,6 +6,7 @@ Grafana cannot be had here and is not started: its dashboard's queries are asked
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -35,8 +36,9 @@ from ftlab.metrics import Exporter
 from tests import trains
 from tests.conftest import require
 from tests.docker.built import BASE, TAG, built
+from tests.limits import COMMAND_S, JOB_S, SOON_S, START_S
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker]
 ASSETS = Path(__file__).parents[2] / "cluster"
 PROMETHEUS = "ftlab-test-prometheus"
 DASHBOARD = ASSETS / "grafana/dashboards/ftlab.json"
@@ -58,7 +60,8 @@ class Stack:
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [*compose_program(), "-p", self.project, "-f", str(ASSETS / "compose.yaml"), *arguments]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=180, check=check)
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_S,
+                              check=check)
 
     def up(self) -> None:
         """Start whatever does not run; Grafana cannot be had here."""
@@ -78,7 +81,7 @@ class Stack:
         """What Prometheus answers; raises if it cannot parse the expression."""
         address = f"http://127.0.0.1:{self.environment['FTLAB_PROMETHEUS_PORT']}/api/v1/query"
         request = urllib.request.Request(address, data=urllib.parse.urlencode({"query": expression}).encode())
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=SOON_S) as answer:
             return json.loads(answer.read())["data"]["result"]
 
 
@@ -95,7 +98,7 @@ def stack() -> Iterator[Stack | None]:
     stack = Stack(f"ftlabtest{secrets.token_hex(3)}", environment, token)
     try:
         stack.up()
-        wait_for(lambda: urllib.request.urlopen(f"{stack.url}/healthz", timeout=5), 120, "the controller")
+        wait_for(lambda: urllib.request.urlopen(f"{stack.url}/healthz", timeout=SOON_S), START_S, "the controller")
         yield stack
     finally:
         stack.run("down", "-v", "-t", "1", check=False)
@@ -112,21 +115,35 @@ def _parts(_with_engine: None) -> None:
 @pytest.fixture
 def cluster(stack: Stack) -> Iterator[ftlab.Cluster]:
     cloudpickle.register_pickle_by_value(trains)
-    stack.up()  # also what an earlier test has killed
+    if len(stack.containers("node")) < 3:
+        stack.up()  # also what an earlier test has killed
     cluster = ftlab.connect(stack.url, stack.token)
     try:
         wait_for(lambda: sum(node["joined"] and node["verdict"] == "ALIVE" for node in cluster.status()["nodes"]) >= 3,
-                 180, "three nodes")
+                 START_S, "three nodes")
         yield cluster
     finally:
         cluster.close()
         cloudpickle.unregister_pickle_by_value(trains)
 
 
+@functools.cache
+def undisturbed() -> dict[int, str]:
+    """How training ends on this machine's own processes, by the number of steps."""
+    with ftlab.Cluster(nodes=2, spares=0, echo=None) as processes:
+        return {steps: processes.submit(trains.everything, steps=steps).result(timeout=JOB_S).digest
+                for steps in (150, 400)}
+
+
 def build_prometheus() -> None:
-    """An image like the official one, of Debian's program: nothing can be pulled here."""
+    """An image like the official one, of Debian's program: nothing can be pulled here. Built once per program."""
+    program = Path(os.path.realpath(shutil.which("prometheus") or ""))
+    made_of = f"{program} {program.stat().st_size} {program.stat().st_mtime_ns}"
+    with contextlib.closing(engine.connect()) as client:
+        if client.images(PROMETHEUS, filters={"label": f"ftlab.test={made_of}"}):
+            return
     text = (f"FROM {BASE}\nCOPY prometheus /bin/prometheus\nCOPY --chown=65534:65534 data /prometheus\n"
-            f'USER 65534:65534\nENTRYPOINT ["/bin/prometheus"]\n').encode()
+            f'USER 65534:65534\nLABEL ftlab.test="{made_of}"\nENTRYPOINT ["/bin/prometheus"]\n').encode()
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as tar:
         recipe = tarfile.TarInfo("Dockerfile")
@@ -135,7 +152,7 @@ def build_prometheus() -> None:
         folder = tarfile.TarInfo("data")
         folder.type, folder.mode = tarfile.DIRTYPE, 0o755
         tar.addfile(folder)
-        tar.add(os.path.realpath(shutil.which("prometheus") or ""), "prometheus")
+        tar.add(program, "prometheus")
     context.seek(0)
     with contextlib.closing(engine.connect(timeout_s=300.0)) as client:
         for line in client.build(fileobj=context, custom_context=True, tag=PROMETHEUS, rm=True, decode=True):
@@ -172,13 +189,11 @@ def kill_one_that_trains(stack: Stack, cluster: ftlab.Cluster) -> str:
 
 
 def test_a_killed_node_is_replaced_by_the_spare_and_prometheus_sees_it(stack, cluster):
-    with ftlab.Cluster(nodes=2, spares=0, echo=None) as processes:
-        wanted = processes.submit(trains.everything, steps=150).result(timeout=90).digest
     job = cluster.submit(trains.everything, steps=150)
     job.wait_for_step(30)
     victim = kill_one_that_trains(stack, cluster)
-    report = job.result(timeout=180)
-    assert report.digest == wanted and set(report.facts["worlds"]) == {2}
+    report = job.result(timeout=JOB_S)
+    assert report.digest == undisturbed()[150] and set(report.facts["worlds"]) == {2}
     assert report.recoveries >= 1  # a very busy machine may add a false alarm of its own
     assert victim in [event.source for event in report.events if event.kind == "node.died"]
 
@@ -188,29 +203,29 @@ def test_a_killed_node_is_replaced_by_the_spare_and_prometheus_sees_it(stack, cl
     def seen(name: str) -> float:
         return sum(float(row["value"][1]) for row in stack.query(name))
 
-    wait_for(lambda: seen('up{job="ftlab"}') == 1, 60, "the first scrape")
-    wait_for(lambda: seen("ftlab_steps_total") == 150, 60, "150 steps")
-    wait_for(lambda: seen('ftlab_detections_total{cause="node"}') == count("recovery.started") > 0, 60, "a detection")
-    wait_for(lambda: seen('ftlab_recoveries_total{cause="node"}') == count("recovery.finished") > 0, 60, "a recovery")
-    wait_for(lambda: seen('increase(ftlab_detections_total{cause="node"}[5m])') > 0, 60, "an increase")
+    wait_for(lambda: seen('up{job="ftlab"}') == 1, START_S, "the first scrape")
+    wait_for(lambda: seen("ftlab_steps_total") == 150, START_S, "150 steps")
+    wait_for(lambda: seen('ftlab_detections_total{cause="node"}') == count("recovery.started") > 0, START_S,
+             "a detection")
+    wait_for(lambda: seen('ftlab_recoveries_total{cause="node"}') == count("recovery.finished") > 0, START_S,
+             "a recovery")
+    wait_for(lambda: seen('increase(ftlab_detections_total{cause="node"}[5m])') > 0, START_S, "an increase")
 
 
 def test_the_controllers_container_is_restarted_and_training_goes_on_in_the_same_world(stack, cluster):
-    with ftlab.Cluster(nodes=2, spares=0, echo=None) as processes:
-        wanted = processes.submit(trains.everything, steps=400).result(timeout=90).digest
     job = cluster.submit(trains.everything, steps=400)
     job.wait_for_step(50)
     [controller] = stack.containers("controller")
     subprocess.run(["docker", "restart", "-t", "1", controller["Id"]], check=True, capture_output=True)
     assert not job.done
-    report = job.result(timeout=180)
-    assert report.digest == wanted and report.worlds == [2] and report.recoveries == 0
+    report = job.result(timeout=JOB_S)
+    assert report.digest == undisturbed()[400] and report.worlds == [2] and report.recoveries == 0
     assert sum(event.kind == "controller.started" for event in cluster.events) >= 2, "it was away"
 
 
 def test_checkpoints_go_to_the_volume_that_all_nodes_share(cluster):
     where = CheckpointConfig(directory="/checkpoints/run", every=10)
-    report = cluster.submit(trains.everything, steps=40, checkpoint=where).result(timeout=90)
+    report = cluster.submit(trains.everything, steps=40, checkpoint=where).result(timeout=JOB_S)
     assert any(event.kind == "checkpoint.committed" for event in report.events)
     assert not [event for event in report.events if event.kind == "checkpoint.failed"]
 
@@ -239,7 +254,7 @@ def test_workers_do_not_inherit_the_token(stack, cluster):
                 pass
         return dict(os.environ)
 
-    for found in cluster.submit(look).result(timeout=60).values.values():
+    for found in cluster.submit(look).result(timeout=JOB_S).values.values():
         assert stack.token not in found.values()
 
 
@@ -257,7 +272,7 @@ def test_without_a_token_nothing_starts(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "FTLAB_TOKEN"}
     shutil.copytree(ASSETS, tmp_path / "cluster", ignore=shutil.ignore_patterns(".env"))
     done = subprocess.run([*compose_program(), "-f", "cluster/compose.yaml", "config"], cwd=tmp_path, env=environment,
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode != 0 and "FTLAB_TOKEN" in done.stderr
 
 
@@ -293,7 +308,7 @@ def test_the_dashboard_shows_metrics_that_exist():
 
 def test_a_real_prometheus_understands_every_query_of_the_dashboard(stack):
     for expression in dashboard_queries():
-        wait_for(lambda: isinstance(stack.query(expression), list), 30, expression)  # noqa: B023
+        wait_for(lambda: isinstance(stack.query(expression), list), START_S, expression)  # noqa: B023
     with pytest.raises(urllib.error.HTTPError):
         stack.query("sum by (cause (ftlab_detections_total)")
 
@@ -311,7 +326,7 @@ def test_the_rules_name_metrics_that_exist_and_promtool_has_nothing_to_object():
     rules = ASSETS / "prometheus/rules.yml"
     assert metrics_in(rules.read_text()) <= known_metrics()
     checked = subprocess.run(["promtool", "check", "config", str(rules.parent / "prometheus.yml")], capture_output=True,
-                             text=True, timeout=30)
+                             text=True, timeout=SOON_S)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -347,5 +362,5 @@ def test_an_alert_comes_when_it_should(tmp_path, recoveries, not_recovered):
     file = tmp_path / "test.yml"
     file.write_text(RULES_TEST.format(rules=ASSETS / "prometheus/rules.yml", recoveries=recoveries,
                                       not_recovered=not_recovered))
-    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,26 +5,46 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
+import ftlab
 from ftlab import faults
-from ftlab.cluster import netrules
+from ftlab.cluster import engine, netrules
 from ftlab.cluster.abilities import why_not
 from ftlab.drill import DRILLS, run_drill, run_random
 from ftlab.errors import FaultUnavailable
+from tests import trains
 from tests.conftest import require
+from tests.limits import BATCH_S, JOB_S
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # a busy machine starts five containers in minutes
+pytestmark = [pytest.mark.docker]  # a busy machine starts five containers in minutes
 SETTINGS = {"backend": "docker"}
 RECEIPTS = {"kill": ("engine_status", "exited"), "hang": ("engine_status", "paused"), "partition": ("networks", []),
             "crash": ("status", "gone"), "split": ("status", "cut"), "link": ("loss", 0.2), "disk": ("free_bytes", 0)}
 
 
-@pytest.mark.timeout(1900)
+def drill(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """A drill on the command line, in containers."""
+    command = [sys.executable, "-m", "ftlab.cli.main", "drill", name, "--backend", "docker", "--steps", "100", "--seed",
+               "1", "--json", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=BATCH_S)
+
+
+def test_a_drill_holds_on_the_command_line(nothing_of_ours_stays):
+    """The one that only containers can do; the contract of backends tries the usual faults."""
+    done = drill("disk", "--nodes", "2", "--spares", "0")
+    facts = json.loads(done.stdout)
+    assert (done.returncode, facts["failed_expectations"]) == (0, []), done.stderr[-2000:]
+    assert facts["verdict"] == "identical"
+    assert facts["injections"][0]["receipt"]["free_bytes"] == 0
+    assert facts["unsaved"] and facts["checkpoints"], "some saves failed, and others did not"
+
+
+@pytest.mark.full
 def test_all_drills_hold_on_the_command_line(nothing_of_ours_stays):
-    done = subprocess.run([sys.executable, "-m", "ftlab.cli.main", "drill", "all", "--backend", "docker", "--steps",
-                           "100", "--seed", "1", "--json"], capture_output=True, text=True, timeout=1800)
+    done = drill("all")
     body = json.loads(done.stdout)
     failed = {row["drill"]: (row["failed_expectations"], row["repeat"]) for row in body["drills"] if not row["held"]}
     assert (done.returncode, failed, body["broken"], body["held"]) == (0, {}, {}, True), done.stderr[-2000:]
@@ -38,7 +58,15 @@ def test_all_drills_hold_on_the_command_line(nothing_of_ours_stays):
     loose = {"nan", "oom"}  # by their way: see below
     assert {name: row["verdict"] for name, row in rows.items() if name not in loose} == {
         name: "identical" for name in rows if name not in loose}
-    assert rows["disk"]["unsaved"] and rows["disk"]["checkpoints"], "some saves failed, and others did not"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ftlab.Cluster | None]:
+    if engine.available():
+        yield None  # the test is skipped before it asks
+        return
+    with ftlab.Cluster(nodes=2, spares=1, backend="docker", echo=None) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +75,36 @@ def twins() -> dict:
 
 
 @pytest.mark.parametrize(("name", "way", "verdict"), [
-    ("nan", "once", "identical"), ("nan", "again", "diverged"), ("oom", "allocation", "equivalent"),
-    ("oom", "kernel", "equivalent"), ("partition", "sends", "identical"), ("partition", "receives", "identical")])
+    ("oom", "kernel", "equivalent"),
+    *(pytest.param(*each, marks=pytest.mark.full) for each in (
+        ("nan", "once", "identical"), ("nan", "again", "diverged"), ("oom", "allocation", "equivalent"),
+        ("partition", "sends", "identical"), ("partition", "receives", "identical")))])
 def test_every_way_of_a_fault_holds(name, way, verdict, twins, nothing_of_ours_stays):
     if name == "partition":
         require("rules", not why_not("split", "docker"), why_not("split", "docker"))
-    report = run_drill(name, twin=twins.get("drill"), steps=60 if way == "kernel" else 100, seed=1, way=way,
-                       settings=SETTINGS)
-    twins["drill"] = report.twin
+    size = {"nodes": 2, "spares": 0, "steps": 20} if way == "kernel" else {"steps": 100}  # it fills much memory
+    report = run_drill(name, twin=twins.get("drill"), seed=1, way=way, settings=SETTINGS, **size)
+    if way != "kernel":
+        twins["drill"] = report.twin
     assert report.failed_expectations == [], report.repeat
     assert (report.injected, report.leaked, report.facts["verdict"]) == (1, 0, verdict)
     if way == "kernel":
         assert any(event.kind == "node.oom_killed" for event in report.events), "the kernel's kill was not read back"
-    if name == "partition":
-        healed = next(event.data["receipt"] for event in report.events if event.kind == "fault.healed")
-        [counts] = healed["dropped"].values()
-        assert set(counts) == {way} and counts[way] > 0, "only this way, and the kernel has counted"
 
 
+def test_a_cut_in_one_way_drops_only_what_goes_that_way(cluster):
+    require("rules", not why_not("split", "docker"), why_not("split", "docker"))
+    wanted = cluster.submit(trains.everything, steps=60).result(timeout=JOB_S).digest
+    pending = cluster.inject(faults.partition("rank-1", at_step=20, way="sends", heal_after=1.5))
+    job = cluster.submit(trains.everything, steps=60)
+    report = job.result(timeout=JOB_S)
+    assert pending.wait().receipt["status"] == "cut" and report.detection_s is not None
+    assert (report.digest, report.steps_lost) == (wanted, 0) and report.recoveries >= 1
+    [counts] = job.wait_for("fault.healed").data["receipt"]["dropped"].values()
+    assert set(counts) == {"sends"} and counts["sends"] > 0, "only this way, and the kernel has counted"
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [2])
 def test_a_random_schedule_holds(seed, nothing_of_ours_stays):
     report = run_random(seed=seed, settings=SETTINGS)
@@ -78,26 +118,14 @@ def test_what_the_kernel_cannot_do_is_refused_before_anything_starts(monkeypatch
         run_drill("split", settings=SETTINGS)
 
 
-def test_a_slow_link_is_slow_and_a_late_one_is_refused_where_the_kernel_cannot(cluster_of_two):
+def test_a_slow_link_is_slow_and_a_late_one_is_refused_where_the_kernel_cannot(cluster):
     require("rules", not why_not("rate", "docker"), why_not("rate", "docker"))
-    receipt = cluster_of_two.inject(faults.link("node-0", loss=0, rate_mbit=1)).receipt
+    receipt = cluster.inject(faults.link("node-0", loss=0, rate_mbit=1)).receipt
     assert "tbf" in receipt["tc"] and "1Mbit" in receipt["tc"]
-    healed = cluster_of_two.order(do="mend", node="node-0")
+    healed = cluster.order(do="mend", node="node-0")
     assert "tbf" not in healed["tc"]
     if netrules.available("delay"):
         with pytest.raises(FaultUnavailable, match="a link with a delay is not possible here"):
-            cluster_of_two.inject(faults.link("node-0", delay_ms=20, at_step=1000))
+            cluster.inject(faults.link("node-0", delay_ms=20, at_step=1000))
     with pytest.raises(FaultUnavailable, match="no small disk"):
-        cluster_of_two.inject(faults.disk("node-0"))
-
-
-@pytest.fixture(scope="module")
-def cluster_of_two():
-    import ftlab
-    from ftlab.cluster import engine
-
-    if engine.available():
-        yield None  # the test is skipped before it asks
-        return
-    with ftlab.Cluster(nodes=2, spares=0, backend="docker", echo=None) as cluster:
-        yield cluster
+        cluster.inject(faults.disk("node-0"))

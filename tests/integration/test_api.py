@@ -14,18 +14,19 @@ import ftlab
 from ftlab import faults
 from ftlab.errors import BadToken, FtlabError, PortInUse
 from tests import trains
+from tests.limits import JOB_S, SOON_S
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    with ftlab.Cluster(nodes=2, spares=1, echo=None) as cluster:
+    with ftlab.Cluster(nodes=2, spares=1, port=0, echo=None) as cluster:
         yield cluster
 
 
 def _get(url: str, token: str = "") -> tuple[int, str]:
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=SOON_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -44,7 +45,7 @@ def test_a_wrong_token_opens_no_link_and_runs_no_code(cluster):
             "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
             "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", "Authorization": "Bearer wrong"})
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=SOON_S)
     stranger = ftlab.cluster.client.ApiClient(cluster.url, "wrong", cluster._folder)
     with pytest.raises(BadToken):
         stranger.post("/api/jobs", b"code", X_Ftlab_Job="{}")
@@ -57,7 +58,7 @@ def test_health_and_metrics(cluster):
     before = _metric(cluster, "ftlab_steps_total")
     job = cluster.submit(trains.plain, steps=40)
     cluster.inject(faults.kill("rank-1", at_step=10))
-    report = job.result(timeout=60)
+    report = job.result(timeout=JOB_S)
     assert json.loads(_get(cluster.url + "/healthz")[1])["ok"]
     assert _metric(cluster, "ftlab_steps_total") - before == 40
     assert _metric(cluster, "ftlab_world_size") == 2
@@ -69,15 +70,15 @@ def test_health_and_metrics(cluster):
 
 
 def test_counters_go_on_after_the_controller_was_killed(cluster):
-    cluster.submit(trains.plain, steps=10).result(timeout=60)
+    cluster.submit(trains.plain, steps=10).result(timeout=JOB_S)
     before = _metric(cluster, "ftlab_steps_total")
     cluster.inject(faults.controller())
-    cluster.submit(trains.plain, steps=10).result(timeout=60)
+    cluster.submit(trains.plain, steps=10).result(timeout=JOB_S)
     assert _metric(cluster, "ftlab_steps_total") == before + 10
 
 
 def test_all_that_listens_listens_on_loopback_only(cluster):
-    cluster.submit(trains.plain, steps=3).result(timeout=60)
+    cluster.submit(trains.plain, steps=3).result(timeout=JOB_S)
     pids = {process.pid for process in psutil.process_iter()
             if _label(process) == cluster.name}
     listening = [conn for conn in psutil.net_connections("tcp") if conn.pid in pids and conn.status == "LISTEN"]

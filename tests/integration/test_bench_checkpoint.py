@@ -15,6 +15,7 @@ import pytest
 
 from ftlab.cli.main import main
 from tests.leaks import ended
+from tests.limits import COMMAND_S, SOON_S
 
 METHODS = {"torch.save", "torch.save + fsync", "dcp.save", "dcp.async_save (thread)", "dcp.async_save (process)",
            "ftlab"}
@@ -29,7 +30,7 @@ def _start(folder: Path, *arguments: str) -> subprocess.Popen:
 
 def test_measures_every_method_and_leaves_nothing(tmp_path):
     bench = _start(tmp_path, "--repeats", "2", "--blocks", "1", "--json")
-    out, err = bench.communicate(timeout=110)
+    out, err = bench.communicate(timeout=COMMAND_S)
     assert bench.returncode == 0, err
     assert out.count("\n") == 1 and "Traceback" not in err
     result = json.loads(out)
@@ -55,7 +56,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
                 break
         time.sleep(0.3)  # somewhere in the middle of it
         os.killpg(bench.pid, signal.SIGINT)  # as a terminal does it
-        _, said = bench.communicate(timeout=60)
+        _, said = bench.communicate(timeout=COMMAND_S)
     assert bench.returncode == 130 and "interrupted" in said and "Traceback" not in said
     assert list(tmp_path.iterdir()) == [] and _session(bench.pid) == []
 
@@ -71,7 +72,7 @@ def test_sizes_and_folders_that_cannot_be_are_bad_usage(tmp_path, capsys, monkey
 
 def _session(leader: int) -> list[int]:
     """Processes of the bench that still run some seconds after it has ended."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SOON_S
     while True:
         alive = [each.pid for each in psutil.process_iter() if _sid(each.pid) == leader and _runs(each)]
         if not alive or time.monotonic() > deadline:

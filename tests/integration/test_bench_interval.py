@@ -14,6 +14,7 @@ import pytest
 from ftlab.bench.interval import kill_steps
 from ftlab.cli.main import main
 from tests.leaks import ended
+from tests.limits import COMMAND_S
 
 
 def _start(folder: Path, *arguments: str) -> subprocess.Popen:
@@ -26,7 +27,7 @@ def test_measures_every_interval_and_leaves_nothing(tmp_path):
     scratch, page = tmp_path / "scratch", tmp_path / "interval.html"
     scratch.mkdir()
     bench = _start(scratch, "--every", "5,20", "--steps", "60", "--kills", "1", "--json", "--report", str(page))
-    out, err = bench.communicate(timeout=120)
+    out, err = bench.communicate(timeout=COMMAND_S)
     assert bench.returncode == 0, err
     assert out.count("\n") == 1 and "Traceback" not in err
     result = json.loads(out)
@@ -41,7 +42,7 @@ def test_measures_every_interval_and_leaves_nothing(tmp_path):
     assert result["model"]["mtbf"] == pytest.approx(sum(row["run_s"] for row in result["intervals"]) / 2, abs=0.01)
     assert set(result["best"]) == {"young_s", "young_steps", "daly_s", "daly_steps"}
     html = page.read_text()
-    assert html.count("<svg") == 1 and "<script" not in html and "best" in html
+    assert html.count("<svg") == 2 and "<script" not in html and "best" in html
     assert list(scratch.glob("ftlab*")) == []
 
 
@@ -51,7 +52,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
             if "every 5 steps" in line:
                 break
         os.killpg(bench.pid, signal.SIGINT)  # as a terminal does it
-        out, said = bench.communicate(timeout=60)
+        out, said = bench.communicate(timeout=COMMAND_S)
     assert bench.returncode == 130 and "interrupted" in said and "Traceback" not in said and not out
     assert list(tmp_path.glob("ftlab*")) == []
 

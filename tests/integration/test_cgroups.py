@@ -19,9 +19,9 @@ from ftlab.errors import ConfigError, FaultUnavailable
 from ftlab.health.kernel import find_cgroup
 from ftlab.health.memory import OomCount, explain_end, find_limits, tightest
 from tests.conftest import require
+from tests.limits import SOON_S
 
 MB = 1 << 20
-PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def child(work: Callable[[], object]) -> Iterator[tuple[int, Callable[[], None]]
     pid = os.fork()
     if pid == 0:
         try:
-            signal.alarm(int(PATIENCE_S) * 2)
+            signal.alarm(int(SOON_S) * 2)
             os.read(reader, 1)
             work()
         finally:
@@ -63,7 +63,7 @@ def child(work: Callable[[], object]) -> Iterator[tuple[int, Callable[[], None]]
 
 def end_of(pid: int) -> int:
     """The wait status of a child that is about to end."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + SOON_S
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
@@ -108,10 +108,10 @@ def test_a_lookout_that_looks_while_a_worker_dies_still_knows_why_it_died(cages)
     def worker() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")  # it, not its agent
         take(256 * MB)()
-        time.sleep(PATIENCE_S)
+        time.sleep(SOON_S)
 
     def agent() -> None:
-        for work, ending in ((worker, None), (worker, None), (lambda: time.sleep(PATIENCE_S), signal.SIGKILL)):
+        for work, ending in ((worker, None), (worker, None), (lambda: time.sleep(SOON_S), signal.SIGKILL)):
             with child(work) as (pid, go):
                 go()
                 if ending:
@@ -149,7 +149,7 @@ def test_what_a_process_held_before_it_was_caged_does_not_count(cages):
     def work() -> None:
         held = bytearray(b"x") * (128 * MB)
         os.write(done, b"x")
-        time.sleep(PATIENCE_S)
+        time.sleep(SOON_S)
         del held
 
     with MemoryCage() as cage, child(work) as (pid, go):
@@ -168,7 +168,7 @@ def test_a_limit_below_the_use_is_refused_with_the_reason(cages):
     def work() -> None:
         held = bytearray(b"x") * (64 * MB)
         os.write(done, b"x")
-        time.sleep(PATIENCE_S)
+        time.sleep(SOON_S)
         del held
 
     with MemoryCage() as cage, child(work) as (pid, go):
@@ -205,7 +205,7 @@ def test_a_process_that_is_gone_cannot_be_held(cages):
 
 
 def spin() -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + SOON_S
     while time.monotonic() < deadline:
         pass
 
@@ -221,7 +221,7 @@ def test_a_cpu_cage_makes_a_busy_process_stand_still(cages):
         cage.hold([pid])
         go()
         begin = time.monotonic()
-        deadline = begin + PATIENCE_S
+        deadline = begin + SOON_S
         while cage.throttled()[1] < 0.5 and time.monotonic() < deadline:
             time.sleep(0.05)
         periods, seconds = cage.throttled()
@@ -235,7 +235,7 @@ def test_a_lifted_cpu_limit_no_longer_throttles(cages):
         cage.limit(None)
         cage.hold([pid])
         go()
-        used, deadline = cpu_seconds(pid), time.monotonic() + PATIENCE_S
+        used, deadline = cpu_seconds(pid), time.monotonic() + SOON_S
         while cpu_seconds(pid) < used + 0.3 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert cage.throttled() == (0, 0.0)

@@ -54,6 +54,26 @@ def test_a_ddp_run_goes_on_with_the_same_bits_and_its_checkpoint_loads_in_anothe
     assert {loaded[1] for loaded in groups.values(groups.run(1, groups.ddp_loads, tmp_path))} == {digest}
 
 
+def test_what_one_rank_cannot_read_is_loaded_by_none_and_set_aside(tmp_path):
+    """Of a state that all hold, a rank reads the first shard and its own: only rank 2 can see this damage."""
+    older, _ = groups.values(groups.run(3, groups.ddp_saves_twice, tmp_path))[0]
+    flip(next((tmp_path / "run").glob("step-0000000004-*/shard-00002.bin")))
+    resumed = groups.values(groups.run(3, groups.ddp_resumes, tmp_path))
+    assert [found[:3] for found in resumed] == [(2, True, older)] * 3
+    assert [found[3] for found in resumed] == [["checkpoint.damaged", "checkpoint.loaded"], ["checkpoint.loaded"],
+                                               ["checkpoint.loaded"]]
+    flip(next((tmp_path / "run").glob("step-0000000002-*/shard-00002.bin")))
+    resumed = groups.values(groups.run(3, groups.ddp_resumes, tmp_path))
+    assert [found[:2] for found in resumed] == [(None, False)] * 3, "and none of them has a part of it"
+    assert len(list((tmp_path / "run").glob("*/DAMAGED"))) == 2
+
+
+def flip(file: Path) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[10] ^= 1
+    file.write_bytes(raw)
+
+
 def test_ranks_that_are_slow_to_look_are_not_fooled_by_the_retention(tmp_path):
     names = groups.values(groups.run(3, groups.ddp_saves_often, tmp_path, 25))
     assert names[0] == names[1] == names[2]

@@ -11,6 +11,7 @@ import time
 import ftlab
 from tests import trains
 from tests.leaks import ended
+from tests.limits import COMMAND_S, JOB_S
 
 
 def _ftlab(*arguments: str, timeout: float = 100) -> subprocess.CompletedProcess:
@@ -57,7 +58,7 @@ def test_up_status_connect_down():
         [mine] = [each for each in status["clusters"] if each["cluster"] == name]
         assert [node["verdict"] for node in mine["nodes"]] == ["ALIVE", "ALIVE"]
         cluster = ftlab.connect(name)
-        assert cluster.submit(trains.plain, steps=5).result(timeout=60).steps == 5
+        assert cluster.submit(trains.plain, steps=5).result(timeout=JOB_S).steps == 5
         cluster.close()  # only lets go of it
         assert name in _ftlab("status").stdout
     finally:
@@ -75,7 +76,7 @@ def test_ctrl_c_ends_a_drill_cleanly():
                 break
         time.sleep(0.5)  # somewhere in the middle of it
         drill.send_signal(signal.SIGINT)
-        _, said = drill.communicate(timeout=20)
+        _, said = drill.communicate(timeout=COMMAND_S)
     assert drill.returncode == 130 and "interrupted" in said and "Traceback" not in said
 
 

@@ -15,6 +15,7 @@ from ftlab.errors import BadPolicy, HealthError, OutOfMemory, RecoveryExhausted
 from ftlab.policy import LowerRate, Rollback, Skip, decide
 from tests import trains
 from tests.conftest import require
+from tests.limits import JOB_S
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def undisturbed(cluster):
     def look_up(train, **options) -> ftlab.Report:
         key = f"{train.__name__} {sorted(options.items())}"
         if key not in known:
-            known[key] = cluster.submit(train, **options).result(timeout=90)
+            known[key] = cluster.submit(train, **options).result(timeout=JOB_S)
         return known[key]
 
     return look_up
@@ -40,7 +41,7 @@ def undisturbed(cluster):
 def run_with(cluster, train, fault, policy=None, **options) -> ftlab.Report:
     job = cluster.submit(train, policy=policy, **options)
     pending = cluster.inject(fault)
-    report = job.result(timeout=90)
+    report = job.result(timeout=JOB_S)
     assert pending.wait(5).receipt["status"]
     return report
 
@@ -110,9 +111,9 @@ def test_when_the_world_breaks_while_the_answer_travels_all_ranks_still_do_the_s
 
 def test_a_checkpoint_whose_numbers_turn_bad_at_once_is_condemned_and_an_older_one_used(cluster, undisturbed, tmp_path):
     saving = CheckpointConfig(directory=str(tmp_path), every=10, keep_last_n=10)
-    cluster.submit(trains.network, 30, checkpoint=saving).result(timeout=90)
+    cluster.submit(trains.network, 30, checkpoint=saving).result(timeout=JOB_S)
     poisoned = trains.poison_newest(str(tmp_path))
-    report = cluster.submit(trains.network, checkpoint=saving).result(timeout=90)
+    report = cluster.submit(trains.network, checkpoint=saving).result(timeout=JOB_S)
     assert spoiled(report) == [("numbers", "Retry"), ("numbers", "Rollback")]
     (condemned,) = [event for event in report.events if event.kind == "checkpoint.damaged"]
     assert condemned.data["name"] == poisoned and "NaN" in condemned.data["reason"]
@@ -125,7 +126,8 @@ def test_a_checkpoint_whose_numbers_turn_bad_at_once_is_condemned_and_an_older_o
 def test_bad_numbers_without_end_use_up_their_budget(cluster, tmp_path, saving):
     checkpoint = CheckpointConfig(directory=str(tmp_path), every=10) if saving else None
     with pytest.raises(RecoveryExhausted, match="no recovery from 'numbers' is left") as ended:
-        cluster.submit(trains.network, bad_from=25, checkpoint=checkpoint, budgets={"numbers": 10}).result(timeout=90)
+        job = cluster.submit(trains.network, bad_from=25, checkpoint=checkpoint, budgets={"numbers": 10})
+        job.result(timeout=JOB_S)
     assert ended.value.cause == "numbers" and "learning rate" in ended.value.hint
 
 
@@ -138,15 +140,15 @@ def test_a_policy_that_talks_nonsense_about_a_step_ends_the_job_with_a_clear_err
     job = cluster.submit(trains.network, policy=policy)
     cluster.inject(faults.nan("rank-1", at_step=20))
     with pytest.raises(BadPolicy, match=words):
-        job.result(timeout=90)
+        job.result(timeout=JOB_S)
 
 
 def test_a_spike_is_found_when_it_is_looked_for(cluster):
     health = HealthConfig(loss_spike=20, settle=10)
-    report = cluster.submit(trains.network, spike_at=25, health=health).result(timeout=90)
+    report = cluster.submit(trains.network, spike_at=25, health=health).result(timeout=JOB_S)
     assert spoiled(report) == [("numbers", "Retry"), ("numbers", "Skip")]
     assert "deviations above" in report.facts["spoiled"][0]["reason"]
-    calm = cluster.submit(trains.network, spike_at=25).result(timeout=90)
+    calm = cluster.submit(trains.network, spike_at=25).result(timeout=JOB_S)
     assert spoiled(calm) == []
 
 
@@ -165,7 +167,7 @@ def test_a_batch_that_cannot_be_cut_ends_the_job_with_advice(cluster):
     job = cluster.submit(trains.roomy, whole=True)
     cluster.inject(faults.oom("rank-1", room_mb=36, at_step=20))
     with pytest.raises(OutOfMemory, match="does not fit into memory") as ended:
-        job.result(timeout=90)
+        job.result(timeout=JOB_S)
     assert "data.shards(step)" in ended.value.hint
 
 
@@ -174,7 +176,7 @@ def test_the_kernel_kills_for_memory_and_the_worker_comes_back_with_smaller_piec
     wanted = undisturbed(trains.roomy, sample_mb=12.0, steps=40)
     job = cluster.submit(trains.roomy, sample_mb=12.0, steps=40)
     pending = cluster.inject(faults.oom("rank-1", "kernel", room_mb=150, at_step=10))
-    report = job.result(timeout=120)
+    report = job.result(timeout=JOB_S)
     assert "may take 150 MB" in pending.wait().receipt["status"]
     (failed,) = [event for event in report.events if event.kind == "worker.failed"]
     assert (failed.data["cause"], failed.data["detail"]) == ("oom", "worker killed by the kernel for memory")
@@ -212,11 +214,11 @@ def test_without_leave_a_slow_rank_is_only_told(cluster, undisturbed):
 
 
 def test_a_stuck_rank_is_caught_with_the_line_it_is_in(cluster, undisturbed, tmp_path):
-    report = cluster.submit(trains.stuck, str(tmp_path / "marker")).result(timeout=90)
+    report = cluster.submit(trains.stuck, str(tmp_path / "marker")).result(timeout=JOB_S)
     (line,) = report.facts["caught"]
     assert line.startswith("rank 1 is in `threading.Event().wait() # a lock that nobody releases` (trains.py:")
     assert report.recoveries == 1 and "rank 1 is in" in str(report) and "a lock that nobody" in report._repr_html_()
-    assert report.digest == cluster.submit(trains.stuck, str(tmp_path / "marker")).result(timeout=90).digest
+    assert report.digest == cluster.submit(trains.stuck, str(tmp_path / "marker")).result(timeout=JOB_S).digest
 
 
 def test_a_rank_that_gets_stuck_in_the_first_step_after_a_recovery_is_caught_as_soon(cluster, tmp_path):
@@ -225,19 +227,19 @@ def test_a_rank_that_gets_stuck_in_the_first_step_after_a_recovery_is_caught_as_
     causes = [event.data["cause"] for event in report.events if event.kind == "recovery.started"]
     assert causes == ["crash", "stall"], "not only when the recovery itself has taken too long"
     assert report.facts["caught"][0].startswith("rank 1 is in `threading.Event().wait()")
-    assert report.digest == cluster.submit(trains.stuck, marker, recovered=True).result(timeout=90).digest
+    assert report.digest == cluster.submit(trains.stuck, marker, recovered=True).result(timeout=JOB_S).digest
 
 
 def test_ranks_that_take_different_numbers_of_steps_end_in_an_error_and_not_in_silence(cluster):
     with pytest.raises(RecoveryExhausted, match="link") as ended:
-        cluster.submit(trains.uneven, budgets={"link": 2}).result(timeout=90)
+        cluster.submit(trains.uneven, budgets={"link": 2}).result(timeout=JOB_S)
     assert ended.value.cause == "link" and "wait for one" in str(ended.value)
 
 
 @pytest.mark.parametrize(("kind", "words"), [("vector", "loss.mean"), ("whole", "counts")])
 def test_a_loss_that_cannot_be_one_is_refused_with_advice(cluster, kind, words):
     with pytest.raises(HealthError) as refusal:
-        cluster.submit(trains.wrong_loss, kind).result(timeout=60)
+        cluster.submit(trains.wrong_loss, kind).result(timeout=JOB_S)
     assert words in str(refusal.value)
 
 
@@ -270,7 +272,7 @@ def test_what_travels_beside_the_state_is_no_part_of_its_digest():
 
 def test_a_cluster_may_go_by_the_rhythm_of_heartbeats():
     with ftlab.Cluster(nodes=3, spares=1, echo=None, detector="phi") as cluster:
-        wanted = cluster.submit(trains.network).result(timeout=60)
+        wanted = cluster.submit(trains.network).result(timeout=JOB_S)
         report = run_with(cluster, trains.network, faults.hang("rank-1", at_step=20))
         assert report.digest == wanted.digest and report.recoveries == 1
         (died,) = [event for event in report.events if event.kind == "node.died"]

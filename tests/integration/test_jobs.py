@@ -18,6 +18,7 @@ from ftlab.errors import (
     WaitTimeout,
 )
 from tests import trains
+from tests.limits import JOB_S
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +44,13 @@ def test_a_function_from_a_closure_trains_and_returns_a_value_per_rank(cluster):
                 torch.distributed.barrier()
         return ctx.rank * factor
 
-    report = cluster.submit(train).result(timeout=60)
+    report = cluster.submit(train).result(timeout=JOB_S)
     assert report.values == {0: 0, 1: 10, 2: 20}
     assert (report.recovered, report.steps, report.worlds, report.recoveries) == (True, 3, [3], 0)
 
 
 def test_output_arrives_with_node_and_rank(cluster, screen):
-    report = cluster.submit(trains.greets).result(timeout=60)
+    report = cluster.submit(trains.greets).result(timeout=JOB_S)
     cluster.show_output()
     for rank, node in report.values.items():
         assert f"[{node} rank={rank}] hello from rank {rank} of 3" in screen.getvalue()
@@ -57,7 +58,7 @@ def test_output_arrives_with_node_and_rank(cluster, screen):
 
 def test_a_worker_that_prints_megabytes_floods_nobody_and_loses_nothing(cluster, screen):
     before = len(screen.getvalue().splitlines())
-    cluster.submit(trains.chatty, lines=40_000).result(timeout=60)
+    cluster.submit(trains.chatty, lines=40_000).result(timeout=JOB_S)
     cluster.show_output()
     shown = screen.getvalue().splitlines()[before:]
     assert len(shown) < 2000
@@ -70,11 +71,11 @@ def test_a_spare_is_hot_before_it_is_needed(cluster):
     job.wait_for_step(5)
     spare = next(node for node in cluster.status()["nodes"] if not node["ranks"])
     assert spare["workers"]["0"]["ready"] and spare["workers"]["0"]["generation"] == 0
-    job.result(timeout=60)
+    job.result(timeout=JOB_S)
 
 
 def test_a_long_step_that_all_ranks_take_is_no_stall(cluster):
-    report = cluster.submit(trains.pauses).result(timeout=60)
+    report = cluster.submit(trains.pauses).result(timeout=JOB_S)
     assert (report.recoveries, report.steps) == (0, 30)
 
 
@@ -85,13 +86,13 @@ def test_one_job_at_a_time_and_cancel(cluster):
         cluster.submit(trains.plain)
     job.cancel()
     with pytest.raises(JobCancelled):
-        job.result(timeout=30)
-    assert cluster.submit(trains.plain, steps=3).result(timeout=60).recovered
+        job.result(timeout=JOB_S)
+    assert cluster.submit(trains.plain, steps=3).result(timeout=JOB_S).recovered
 
 
 def test_a_bug_on_every_attempt_ends_with_the_workers_own_traceback(cluster):
     with pytest.raises(RecoveryExhausted) as caught:
-        cluster.submit(trains.raises_always).result(timeout=60)
+        cluster.submit(trains.raises_always).result(timeout=JOB_S)
     assert caught.value.cause == "crash" and len(caught.value.history) >= 3
     assert "ZeroDivisionError: a bug in step 0" in str(caught.value)
     assert "tests/trains.py" in caught.value.traceback and "ftlab/train" not in caught.value.traceback
@@ -99,13 +100,13 @@ def test_a_bug_on_every_attempt_ends_with_the_workers_own_traceback(cluster):
 
 def test_a_bug_of_all_ranks_at_once_after_some_steps_shows_the_traceback(cluster):
     with pytest.raises(JobError, match="a bug in step 5") as caught:
-        cluster.submit(trains.raises_always, at=5).result(timeout=60)
+        cluster.submit(trains.raises_always, at=5).result(timeout=JOB_S)
     assert "raise ZeroDivisionError" in caught.value.traceback
 
 
 def test_a_bug_that_one_rank_meets_once_is_survived(cluster, tmp_path):
-    twin = cluster.submit(trains.raises_once, flag="").result(timeout=60)
-    report = cluster.submit(trains.raises_once, flag=str(tmp_path / "flag")).result(timeout=60)
+    twin = cluster.submit(trains.raises_once, flag="").result(timeout=JOB_S)
+    report = cluster.submit(trains.raises_once, flag=str(tmp_path / "flag")).result(timeout=JOB_S)
     assert (report.recoveries, report.steps_lost) == (1, 0)
     assert report.digest == twin.digest is not None
 
@@ -117,7 +118,7 @@ def test_a_bug_that_one_rank_meets_once_is_survived(cluster, tmp_path):
 ])
 def test_a_mistake_in_the_train_function_is_explained(cluster, train, error, words):
     with pytest.raises(error) as caught:
-        cluster.submit(train).result(timeout=60)
+        cluster.submit(train).result(timeout=JOB_S)
     for word in words:
         assert word in str(caught.value)
 
@@ -141,7 +142,7 @@ def test_a_set_up_that_never_ends_is_named(cluster):
         time.sleep(1000)
 
     with pytest.raises(WaitTimeout, match="0/3 nodes reached their first step"):
-        cluster.submit(train, start_timeout_s=1.0).result(timeout=60)
+        cluster.submit(train, start_timeout_s=1.0).result(timeout=JOB_S)
 
 
 def test_the_views_tell_what_is_there(cluster):

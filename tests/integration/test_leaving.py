@@ -16,6 +16,7 @@ from ftlab import faults
 from ftlab.cluster.runs import find_leftovers, labelled, reap
 from ftlab.config import runs_dir
 from tests import trains
+from tests.limits import COMMAND_S, JOB_S, SOON_S
 
 OWNER = """
 import os, sys, time
@@ -54,14 +55,14 @@ def test_the_owner_is_ended(number, broken):
     owner, name, _ = _start(broken=broken)
     assert len(labelled()[name]) > 5
     owner.send_signal(number)
-    owner.communicate(timeout=20)
+    owner.communicate(timeout=COMMAND_S)
     assert _gone(name)
 
 
 @pytest.mark.parametrize("then", ["raise RuntimeError('a bug in the notebook')", "sys.exit(3)", "cluster.close()"])
 def test_the_owner_ends_by_itself(then):
     owner, name, _ = _start(then)
-    owner.communicate(timeout=30)
+    owner.communicate(timeout=COMMAND_S)
     assert _gone(name)
 
 
@@ -77,12 +78,12 @@ def test_an_exception_in_the_with_block():
 def test_the_launcher_is_killed_while_a_node_is_stopped():
     owner, name, launcher = _start(broken=("hang",))
     os.kill(launcher, signal.SIGKILL)
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + SOON_S
     while labelled().get(name) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not labelled().get(name)
     owner.kill()
-    owner.communicate(timeout=10)
+    owner.communicate(timeout=COMMAND_S)
     assert name in [each.cluster for each in find_leftovers()]  # only the folder: nobody was left to remove it
     assert name in [each.cluster for each in reap()]
     assert _gone(name)
@@ -91,7 +92,7 @@ def test_the_launcher_is_killed_while_a_node_is_stopped():
 def test_the_controller_is_killed_with_its_owner():
     owner, name, _ = _start(broken=("controller",))
     owner.kill()
-    owner.communicate(timeout=10)
+    owner.communicate(timeout=COMMAND_S)
     assert _gone(name)
 
 
@@ -104,8 +105,8 @@ def test_an_agent_or_a_fork_server_that_dies_takes_its_node_with_it():
             agent = psutil.Process(node["pid"])
             family = [agent, *agent.children(recursive=True)]
             (agent if which == "agent" else agent.children()[0]).kill()
-            assert job.result(timeout=60).recoveries == 1
-            _, alive = psutil.wait_procs(family, timeout=5)
+            assert job.result(timeout=JOB_S).recoveries == 1
+            _, alive = psutil.wait_procs(family, timeout=SOON_S)
             assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -114,7 +115,7 @@ def test_an_agent_survives_a_worker_that_does_not_read():
     with ftlab.Cluster(nodes=2, spares=0, echo=None) as cluster:
         for _ in range(5):
             with pytest.raises(ftlab.FtlabError, match="a bug in step"):
-                cluster.submit(trains.raises_always).result(timeout=60)
+                cluster.submit(trains.raises_always).result(timeout=JOB_S)
         assert not [event for event in cluster.events if event.kind == "node.died"]
 
 
@@ -122,11 +123,11 @@ def test_two_clusters_do_not_disturb_each_other():
     with ftlab.Cluster(nodes=2, spares=0, echo=None) as one, ftlab.Cluster(nodes=2, spares=0, echo=None) as two:
         first, second = one.submit(trains.plain, steps=40), two.submit(trains.plain, steps=40)
         one.inject(faults.kill("node-1", at_step=10))
-        assert first.result(timeout=60).recoveries == 1
-        assert second.result(timeout=60).recoveries == 0
+        assert first.result(timeout=JOB_S).recoveries == 1
+        assert second.result(timeout=JOB_S).recoveries == 0
 
 
 def test_reap_spares_what_is_alive():
     with ftlab.Cluster(nodes=1, spares=0, echo=None) as cluster:
         assert cluster.name not in [each.cluster for each in reap()]
-        assert cluster.submit(trains.plain, steps=3).result(timeout=60).recovered
+        assert cluster.submit(trains.plain, steps=3).result(timeout=JOB_S).recovered

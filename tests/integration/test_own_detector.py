@@ -8,6 +8,7 @@ import ftlab
 from ftlab import faults
 from ftlab.errors import ConfigError, NotPicklable
 from tests import trains
+from tests.limits import JOB_S
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 LONG_S = 2.0  # of silence, far beyond the cluster's own 0.55 s
@@ -47,7 +48,7 @@ def test_the_verdict_on_a_silent_node_is_the_detectors_own():
         job = cluster.submit(trains.plain, steps=60)
         job.wait_for_step(5)
         cluster.inject(faults.hang("node-1"))
-        job.result(timeout=100)
+        job.result(timeout=JOB_S)
         assert min(died(cluster)) >= LONG_S
         assert not [event for event in cluster.events if event.kind == "detector.failed"]
 
@@ -58,7 +59,7 @@ def test_a_detector_that_fails_is_told_of_and_the_fixed_timeout_takes_over(detec
         job = cluster.submit(trains.plain, steps=60)
         job.wait_for_step(5)
         cluster.inject(faults.hang("node-1"))
-        job.result(timeout=100)
+        job.result(timeout=JOB_S)
         assert died(cluster)
         told = [event for event in cluster.events if event.kind == "detector.failed"]
         assert {event.source for event in told} >= {"node-0", "node-1"} and words in told[0].data["reason"]

@@ -16,6 +16,7 @@ from torch import nn
 import ftlab
 from ftlab import faults
 from ftlab.errors import ConfigError, StateLost, TrainingFailed
+from tests.limits import JOB_S, SOON_S
 
 GENEROUS = {"node": 50, "crash": 50}
 
@@ -109,57 +110,57 @@ def _steps(report, kind):
 
 
 def test_a_blackout_under_a_hand_written_manager_ends_in_the_bits_of_an_undisturbed_run(cluster, tmp_path):
-    twin = cluster.submit(train).result(timeout=90)
+    twin = cluster.submit(train).result(timeout=JOB_S)
     job = cluster.submit(train, checkpoint=Manager(tmp_path), save_every=10, budgets=GENEROUS)
     pending = cluster.inject(faults.blackout(at_step=25))
-    report = job.result(timeout=120)
-    assert pending.wait(timeout=5).receipt["pids"] and report.facts["source"] == "storage"
+    report = job.result(timeout=JOB_S)
+    assert pending.wait(timeout=SOON_S).receipt["pids"] and report.facts["source"] == "storage"
     assert report.digest == twin.digest
     assert _steps(report, "checkpoint.loaded") == [20] and report.facts["steps_lost"] <= 10
     assert set(_steps(report, "checkpoint.committed")) == {10, 20, 30, 40, 50, 60}
 
 
 def test_one_dead_node_costs_no_load_and_saving_goes_on(cluster, tmp_path):
-    twin = cluster.submit(train).result(timeout=90)
+    twin = cluster.submit(train).result(timeout=JOB_S)
     job = cluster.submit(train, checkpoint=Manager(tmp_path), save_every=1, budgets=GENEROUS)
     job.wait_for_step(20)
     cluster.inject(faults.kill("rank-0"))  # most likely while it saves: it saves all the time
-    report = job.result(timeout=120)
+    report = job.result(timeout=JOB_S)
     assert report.digest == twin.digest and report.facts["steps_lost"] == 0
     assert not _steps(report, "checkpoint.loaded") and max(_steps(report, "checkpoint.committed")) == 60
 
 
 def test_a_second_job_goes_on_where_the_first_one_ended(cluster, tmp_path):
-    whole = cluster.submit(train).result(timeout=90)
-    cluster.submit(train, steps=25, checkpoint=Manager(tmp_path), save_every=10).result(timeout=90)
-    report = cluster.submit(train, checkpoint=Manager(tmp_path), save_every=10).result(timeout=90)
+    whole = cluster.submit(train).result(timeout=JOB_S)
+    cluster.submit(train, steps=25, checkpoint=Manager(tmp_path), save_every=10).result(timeout=JOB_S)
+    report = cluster.submit(train, checkpoint=Manager(tmp_path), save_every=10).result(timeout=JOB_S)
     assert _steps(report, "checkpoint.loaded") == [25] and report.digest == whole.digest
 
 
 def test_a_manager_that_raises_ends_the_job_with_its_traceback(cluster, tmp_path):
     with pytest.raises(TrainingFailed, match="save_checkpoint of Failing raised OSError: the disk is full"):
-        cluster.submit(train, checkpoint=Failing(tmp_path), save_every=5).result(timeout=90)
+        cluster.submit(train, checkpoint=Failing(tmp_path), save_every=5).result(timeout=JOB_S)
 
 
 def test_ranks_that_load_different_steps_are_refused(cluster, tmp_path):
     with pytest.raises(StateLost, match="different steps on different ranks"):
-        cluster.submit(train, checkpoint=Disagreeing(tmp_path)).result(timeout=90)
+        cluster.submit(train, checkpoint=Disagreeing(tmp_path)).result(timeout=JOB_S)
 
 
 def test_a_manager_must_tell_what_it_loaded(cluster, tmp_path):
     with pytest.raises(ConfigError, match="must tell the epoch"):
-        cluster.submit(train, checkpoint=Speechless(tmp_path)).result(timeout=90)
+        cluster.submit(train, checkpoint=Speechless(tmp_path)).result(timeout=JOB_S)
 
 
 def test_a_part_that_the_manager_would_lose_is_named(cluster, tmp_path):
     with pytest.raises(ConfigError, match="scheduler would be lost"):
-        cluster.submit(train, checkpoint=OnlyWeights(tmp_path)).result(timeout=90)
-    cluster.submit(train, schedule=False, steps=5, checkpoint=OnlyWeights(tmp_path)).result(timeout=90)
+        cluster.submit(train, checkpoint=OnlyWeights(tmp_path)).result(timeout=JOB_S)
+    cluster.submit(train, schedule=False, steps=5, checkpoint=OnlyWeights(tmp_path)).result(timeout=JOB_S)
 
 
 def test_a_class_alone_uses_the_folder_of_the_environment(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("CHECKPOINT_DIR", str(tmp_path / "here"))
-    cluster.submit(train, steps=5, checkpoint=Manager, save_every=5).result(timeout=90)
+    cluster.submit(train, steps=5, checkpoint=Manager, save_every=5).result(timeout=JOB_S)
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["00005.pt"]
 
 

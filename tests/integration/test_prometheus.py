@@ -16,6 +16,7 @@ import ftlab
 from ftlab import faults
 from tests import trains
 from tests.conftest import require
+from tests.limits import JOB_S, SOON_S
 
 pytestmark = pytest.mark.prometheus
 
@@ -27,7 +28,7 @@ def _programs():
 
 @pytest.fixture(scope="module")
 def cluster():
-    with ftlab.Cluster(nodes=2, spares=1, echo=None) as cluster:
+    with ftlab.Cluster(nodes=2, spares=1, port=0, echo=None) as cluster:
         yield cluster
 
 
@@ -50,7 +51,7 @@ def prometheus(cluster, tmp_path):
 def _query(address: str, expression: str) -> float | None:
     url = f"{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=SOON_S) as answer:
             found = json.loads(answer.read())["data"]["result"]
     except OSError:
         return None  # still starting
@@ -60,19 +61,19 @@ def _query(address: str, expression: str) -> float | None:
 def test_what_prometheus_sees_is_what_happened(cluster, prometheus):
     job = cluster.submit(trains.plain, steps=120)
     cluster.inject(faults.kill("rank-1", at_step=40))
-    report = job.result(timeout=90)
+    report = job.result(timeout=JOB_S)
     wanted = {
         "ftlab_steps_total": 120, "ftlab_world_size": 2, "ftlab_generation": report.events[-1].generation,
         'ftlab_detections_total{cause="node"}': 1, 'ftlab_recovery_seconds_count{cause="node"}': 1,
         'ftlab_faults_injected_total{fault="kill"}': 1, "up": 1}
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SOON_S
     while (seen := {name: _query(prometheus, name) for name in wanted}) != wanted:
         assert time.monotonic() < deadline, seen
         time.sleep(0.2)
 
 
 def test_promtool_has_nothing_to_object(cluster):
-    with urllib.request.urlopen(f"{cluster.url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{cluster.url}/metrics", timeout=SOON_S) as answer:
         text = answer.read()
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=30)
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=SOON_S)
     assert checked.returncode == 0, checked.stdout.decode() + checked.stderr.decode()

@@ -15,6 +15,7 @@ from ftlab.grading.course.course import Course
 from ftlab.grading.course.feedback import without_regions
 from ftlab.grading.course.release import tree
 from tests.labs.students import reference, submission
+from tests.limits import COMMAND_S
 
 STOCK = """
 c.Autograde.sanitize_preprocessors = ["nbgrader.preprocessors." + each for each in (
@@ -30,13 +31,11 @@ ANSWERS = {"bob": {"task1-stub": "def double(x):\n    return 42"}, "carol": {},
 def nbgrader(course: Course, *words: str) -> str:
     """Run one of nbgrader's commands in the course, as an instructor would."""
     done = subprocess.run([sys.executable, "-m", "nbgrader", *words], cwd=course.root, capture_output=True, text=True,
-                          timeout=300)
+                          timeout=COMMAND_S)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout + done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_plain_commands_of_nbgrader_work_and_feedback_shows_nothing_hidden(course):
     released = tree(course.releases)
     nbgrader(course, "generate_assignment", "lab90", "--force")
@@ -75,10 +74,9 @@ def test_regions_are_taken_out_even_when_they_are_never_closed(source, shown):
     assert without_regions(source) == shown
 
 
-@pytest.mark.timeout(400)
 def test_the_extensions_of_nbgrader_are_enabled():
     for words, name in (("labextension", "@jupyter/nbgrader"), ("server extension", "nbgrader")):
         done = subprocess.run([str(Path(sys.executable).parent / "jupyter"), *words.split(), "list"],
-                              capture_output=True, text=True, timeout=200)
+                              capture_output=True, text=True, timeout=COMMAND_S)
         lines = [line for line in (done.stdout + done.stderr).splitlines() if name in line]
         assert any("enabled" in line for line in lines) and not any("disabled" in line for line in lines), lines

@@ -19,6 +19,7 @@ from nbgrader.api import Gradebook
 from ftlab.cluster import engine, jail
 from tests.conftest import require
 from tests.labs.hostile.lab91 import NAME, SECRETS, SUBMISSIONS, author, hand_in
+from tests.limits import BATCH_S
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).parent / "hostile" / "site"
@@ -26,7 +27,6 @@ CONFIG = """
 c.SandboxedExecute.cell_timeout = 6.0
 c.SandboxedExecute.notebook_timeout = 60.0
 """
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Batch:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT)]),
                        "TMPDIR": str(self.temporary)}
         return subprocess.run([sys.executable, "-m", program, *argv], cwd=self.root, env=environment, text=True,
-                              capture_output=True, timeout=800)
+                              capture_output=True, timeout=BATCH_S)
 
     def outputs(self, student: str) -> str:
         return (self.root / "autograded" / student / "lab91" / NAME).read_text()
@@ -161,7 +161,9 @@ def test_plain_nbgrader_grades_in_the_same_sandbox(graded):
 def test_without_an_engine_namespaces_hold_too(tmp_path):
     reason = jail.why_not()
     require("namespaces", not reason, reason)
-    names = ["honest", "spy", "forges", "kills-all", "daemons", "fork-bomb-in-its-part", "memory-bomb"]
+    names = ["honest", "spy", "forges", "kills-all", "daemons", "fork-bomb-in-its-part", "memory-bomb",
+             "fills-the-disk", "allocates-the-disk", "no-text", "prints-no-text", "no-text-as-answer", "latin-1-beside",
+             "brackets [1] {x} *?!"]
     made = batch(tmp_path, "namespaces", names)
     assert {name: row["score"] for name, row in made.rows.items()} == {
         name: SUBMISSIONS[name].score for name in names}, made.rows

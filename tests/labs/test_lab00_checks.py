@@ -14,7 +14,7 @@ def test_the_untouched_lab_gets_none():
 
 
 def test_wrong_readings_lose_their_share():
-    typed_in = 'def read_report(report): return {"detection_s": 0.1, "steps_lost": 0, "source": "live"}'
-    assert marks("lab00", {"task1-stub": typed_in}) == {**full_marks("lab00"), "task1-check": 1.0, "task1-hidden": 0.0}
+    half = 'def read_report(it): return {"detection_s": it.detection_s, "steps_lost": 0, "source": it.source}'
+    assert marks("lab00", {"task1-stub": half}) == {**full_marks("lab00"), "task1-check": 1.0, "task1-hidden": 0.5}
     assert marks("lab00", {"task2-stub": 'my_guess = {"kill": True, "hang": False, "blackout": True}'}) == {
         **full_marks("lab00"), "task2-check": 0.0}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import platform
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,11 +20,12 @@ from ftlab.cluster import confined, engine, jail, runs
 from ftlab.cluster.sandbox import Limits, Sandbox, choose, readable, usage
 from ftlab.errors import ConfigError, FtlabError
 from ftlab.grading.crash.check import check_crashes
+from ftlab.grading.marking.play import play_cells
 from ftlab.grading.stage import Play, Stage, current_stage, using
 from tests.conftest import require
+from tests.limits import COMMAND_S, START_S
 
 KINDS = ("container", "namespaces")
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -59,8 +64,33 @@ def test_it_is_not_root_and_can_write_to_its_own_folders_only(stage):
                 found[path] = False
         return found
 
-    assert play(stage, attempts).value == {"user": os.getuid() or 65534, "/etc/x": False, "/usr/x": False, "/x": False,
-                                           code: False, "/tmp/x": True}
+    found = play(stage, attempts).value
+    user = found.pop("user")
+    assert user != 0 and user == (os.getuid() or user)
+    assert found == {"/etc/x": False, "/usr/x": False, "/x": False, code: False, "/tmp/x": True}
+
+
+def test_a_fork_bomb_next_door_takes_nothing_from_this_one(sandbox, stage):
+    def bomb():
+        while True:  # it takes whatever place becomes free
+            try:
+                os.fork()
+            except OSError:
+                time.sleep(0.01)
+
+    def forks():
+        for _ in range(20):
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+        return "all"
+
+    with Stage(preload=(), opener=sandbox.opener) as neighbour, ThreadPoolExecutor(1) as pool:
+        bombing = pool.submit(play, neighbour, bomb, 4.0)
+        while not bombing.done():
+            assert play(stage, forks).value == "all"
+        assert bombing.result().late
 
 
 def test_there_is_no_network_but_its_own_loopback(stage):
@@ -196,6 +226,71 @@ def test_filling_the_disk_ends_the_sandbox(sandbox):
         assert not stage.open
 
 
+def test_what_was_told_before_the_sandbox_went_down_stands(sandbox):
+    with Stage(preload=(), opener=sandbox.opener) as stage:
+        folder = str(stage.new_folder("full"))
+        fill = "for number in range(1000):\n    with open(str(number), 'wb') as file: file.write(bytes(4 << 20))"
+        steps = [{"index": 1, "code": "print('told')"}, {"index": 2, "code": fill}]
+        told, end = stage.hear(Play.of(play_cells, steps=steps, cell_s=60.0, folder=folder), 60.0, 60.0)
+        assert [line.get("stdout", line.get("begun")) for line in told] == [1, "told\n", 2]
+        assert "more than it may" in end.ended and not stage.open, end
+
+
+def test_nobody_takes_the_disk_without_writing_to_it(sandbox):
+    with Stage(preload=(), opener=sandbox.opener) as stage:
+        folder = str(stage.new_folder("full"))
+
+        def allocate():
+            libc, found = ctypes.CDLL(None, use_errno=True), []
+            for number in range(20):
+                with open(f"{folder}/{number}", "wb") as file:
+                    libc.fallocate(file.fileno(), 0, ctypes.c_long(0), ctypes.c_long(12 << 20))
+                    found += [ctypes.get_errno()]
+            return found, sum(os.stat(f"{folder}/{number}").st_blocks for number in range(20))
+
+        assert play(stage, allocate).value == [[errno.EOPNOTSUPP] * 20, 0]
+
+
+def test_keyrings_do_not_lead_from_one_submission_to_the_next(stage):
+    def leave_a_note():
+        libc, found = ctypes.CDLL(None, use_errno=True), []
+        numbers = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[platform.machine()]
+        for number in numbers:
+            found.append((libc.syscall(number, b"user", b"note", b"text", 4, -4), ctypes.get_errno()))
+        return found, Path("/proc/keys").read_text() if os.path.exists("/proc/keys") else ""
+
+    found, shown = play(stage, leave_a_note).value
+    assert all(result == -1 and error in (errno.ENOSYS, errno.EPERM) for result, error in found) and shown == ""
+
+
+def test_two_submissions_share_no_memory_queue_socket_or_user(sandbox):
+    def leave():
+        libc = ctypes.CDLL(None, use_errno=True)
+        made = [libc.shmget(91919, 4096, 0o1666), libc.msgget(91919, 0o1666), libc.semget(91919, 1, 0o1666)]
+        Path("/dev/shm/note").write_text("x")
+        Path("/tmp/note").write_text("x")
+        server = socket.socket(socket.AF_UNIX)
+        server.bind("\0ftlab-note")
+        server.listen()
+        kept.append(server)
+        return [each >= 0 for each in made]
+
+    def find():
+        libc = ctypes.CDLL(None, use_errno=True)
+        found = [libc.shmget(91919, 0, 0), libc.msgget(91919, 0), libc.semget(91919, 0, 0)]
+        with socket.socket(socket.AF_UNIX) as client:
+            found.append(-1 if client.connect_ex("\0ftlab-note") else 1)
+        seen = [each for each in ("/dev/shm/note", "/tmp/note") if os.path.exists(each)]
+        return found, seen, os.getuid()
+
+    kept: list[socket.socket] = []
+    with Stage(preload=(), opener=sandbox.opener) as one, Stage(preload=(), opener=sandbox.opener) as two:
+        assert play(one, leave).value == [True] * 3
+        found, seen, user = play(two, find).value
+        assert found == [-1] * 4 and seen == []
+        assert os.getuid() or user != play(one, os.getuid).value
+
+
 def test_no_check_leaves_the_sandbox_even_when_it_is_broken(sandbox):
     with Stage(preload=(), opener=sandbox.opener) as stage, using(stage):
         assert current_stage() is stage
@@ -223,8 +318,8 @@ def test_a_container_whose_grader_is_killed_goes_away(tmp_path):
             "from ftlab.grading.stage import Stage; "
             "Stage(Path(sys.argv[1]), preload=(), opener=choose('container').opener).__enter__(); "
             "os.kill(os.getpid(), 9)")
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=120, check=False)
-    deadline = time.monotonic() + 60
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=COMMAND_S, check=False)
+    deadline = time.monotonic() + START_S
     while any(str(each.folder).startswith(str(tmp_path)) for each in engine.look()):
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -20,6 +20,7 @@ from ftlab.grading.course import cells
 from ftlab.grading.course.parcel import Parcel
 from ftlab.grading.course.record import Record
 from ftlab.grading.course.repair import repair
+from tests.limits import COMMAND_S, SOON_S
 
 RIGHT = {"task1-stub": "def double(x):\n    return x + x", "task2-stub": "def square(x):\n    return x ** 2",
          "task2-why": "Since it is so."}
@@ -193,7 +194,7 @@ def test_a_notebook_from_elsewhere_is_recognised_by_its_cells(course, record, tm
 def test_without_nbgrader_it_says_what_to_install(course):
     code = ("import sys; sys.modules['nbgrader'] = None; from ftlab.cli.main import main; "
             "sys.exit(main(['submit', 'lab90']))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 2 and "nbgrader" in done.stderr and "ftlab[labs]" in done.stderr
 
 
@@ -213,5 +214,5 @@ def test_an_interrupted_submit_leaves_no_kernel_and_no_folder(course, record):
     running.send_signal(signal.SIGINT)
     assert running.wait(30) == 130
     running.stderr.close()
-    assert not psutil.wait_procs(below, timeout=10)[1]
+    assert not psutil.wait_procs(below, timeout=SOON_S)[1]
     assert not list(temporary.glob("ftlab-*")) and not Path("lab90-alice.zip").exists()

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cluster", "faults"),
     ("recovery", "train"),
     ("checkpoint", "health", "elastic", "metrics", "report"),
-    ("errors", "config", "events", "membership", "messages", "policy"),
+    ("short_traceback", "errors", "validation", "config", "events", "detection", "membership", "messages", "policy"),
 )
 TOP, BASE = (*LAYERS[0], *LAYERS[1]), LAYERS[-1]
 LINE = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}

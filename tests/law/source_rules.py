@@ -46,6 +46,21 @@ def prints(source: str) -> list[int]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"]
 
 
+def own_limits(source: str, longest_s: float = 5.0) -> list[int]:
+    """Lines of a test that give a time limit as a number, or add one to the clock: limits stand in tests/limits.py."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            given = [word.value for word in node.keywords if word.arg == "timeout"]
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and "monotonic()" in ast.unparse(node.left):
+            given = [node.right]
+        else:
+            continue
+        lines += [each.lineno for each in given
+                  if isinstance(each, ast.Constant) and isinstance(each.value, int | float) and each.value >= longest_s]
+    return lines
+
+
 def ignored_patterns(gitignore: str) -> list[str]:
     """The plain patterns of a .gitignore, without slashes at either end."""
     lines = (line.strip() for line in gitignore.splitlines())

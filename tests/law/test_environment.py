@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.law.source_rules import HOSTS, environment_reads, prints, project_files
+from tests.limits import START_S
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ftlab"
@@ -125,3 +128,11 @@ def test_ignored_files_do_not_belong_to_the_project(tmp_path):
         (tmp_path / name).write_text("")
     names = {str(file.relative_to(tmp_path)) for file in project_files(tmp_path)}
     assert names == {".gitignore", "a.py", "labs/one/e"}
+
+
+def test_a_folder_called_ftlab_beside_a_script_does_not_hide_the_package(tmp_path: Path) -> None:
+    """As in the folder into which somebody has cloned it: `module 'ftlab' has no attribute 'Cluster'`."""
+    (tmp_path / "ftlab").mkdir()
+    (tmp_path / "script.py").write_text("import ftlab\nprint(ftlab.__file__)\n")
+    said = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=START_S)
+    assert said.returncode == 0 and str(PACKAGE) in said.stdout, said.stderr

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import COMMAND_S
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "torch.distributed", "ray", "docker", "ipywidgets", "tornado", "numpy", "prometheus_client")
 LIMIT_S = 0.2  # the promise is "well under 0.3 s"; the best of five runs counts, so a busy machine does not matter
@@ -29,7 +31,7 @@ print(json.dumps({"took": took, "modules": sorted(sys.modules), "started": seen,
 
 
 def probe() -> dict:
-    done = subprocess.run([sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ftlab
+from tests.limits import COMMAND_S
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = [
@@ -45,7 +46,7 @@ def test_each_name_resolves_to_the_same_thing_twice(name):
 
 def test_names_are_not_loaded_before_they_are_used():
     code = f"import ftlab; print([name for name in {PUBLIC} if name in vars(ftlab)])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ftlab.events import Event, EventLog, read_events
+from ftlab import events
+from ftlab.events import LONGEST, Event, EventLog, read_events
+from ftlab.report.measure import measure
 
 
 @pytest.fixture
@@ -136,3 +138,99 @@ def test_closing_twice_is_fine_and_a_closed_log_still_remembers(path):
 def test_an_event_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Event(kind="node.died").kind = "node.joined"
+
+
+def test_an_event_in_brief_says_what_happened_and_leaves_its_data_in_the_log():
+    event = Event(kind="job.started", source="controller", generation=2, step=7, data={"spans": ["long"] * 1000})
+    assert event.brief() == "job.started (from controller, generation 2, step 7)"
+    assert Event(kind="job.submitted").brief() == "job.submitted (from controller)"
+
+
+def _feed(log: EventLog, steps: int, *, first: int = 1, batch: int = 1000) -> None:
+    """Steps as a job commits them, with a save now and then."""
+    for begin in range(first, first + steps, batch):
+        with log.together():
+            for step in range(begin, min(begin + batch, first + steps)):
+                log.record("step.committed", at=float(step), generation=1, step=step, loss=1.0 / step, world=3, ranks=3)
+                if step % 100 == 0:
+                    for node in range(3):
+                        log.record("checkpoint.snapshot", source=f"node-{node}", step=step, blocking_s=0.01)
+                        log.record("checkpoint.replicated", source=f"node-{node}", step=step)
+                    log.record("checkpoint.committed", source="node-0", step=step, bytes=1, seconds=0.1)
+                    log.record("checkpoint.retired", source="node-0", step=step)
+
+
+@pytest.mark.parametrize("steps", [60_000, pytest.param(1_000_000, marks=pytest.mark.full)])
+def test_a_long_run_stays_short_in_memory_and_in_its_journal(tmp_path, steps):
+    log = EventLog(tmp_path / "journal.jsonl")
+    log.record("job.submitted", job="j")
+    _feed(log, steps)
+    log.close()
+    assert len(log.events) <= LONGEST and (tmp_path / "journal.jsonl").stat().st_size < 200 * LONGEST
+    again = EventLog(tmp_path / "journal.jsonl")
+    again.close()
+    assert again.events == log.events and again.seq == log.seq
+    assert list(tmp_path.iterdir()) == [tmp_path / "journal.jsonl"]
+    figures = measure(log.events)
+    assert figures["steps"] == steps and figures["checkpoints"] == steps // 100 and figures["steps_lost"] == 0
+    assert figures["goodput"] == 1.0
+    kept = [event for event in log.events if event.kind == "step.committed"]
+    assert sum(event.stands_for for event in kept) == steps, "each step is there, or another one stands for it"
+    assert kept[0].step == 1 and kept[-1].step == steps
+    widest = max(event.stands_for for event in kept)
+    assert widest <= 8 * steps / LONGEST, "the curve is as fine at its begin as at its end"
+    assert [event.step for event in kept[-1000:]] == list(range(steps - 999, steps + 1)), "nothing new is left out"
+
+
+def test_what_is_rare_stays_and_so_do_the_steps_around_it():
+    log = EventLog(longest=400)
+    _feed(log, 1000)
+    log.record("fault.injected", at=1000.5, fault="kill")
+    log.record("recovery.started", at=1000.6, generation=2, cause="node", nodes=[])
+    _feed(log, 2000, first=1001)
+    rare = [event for event in log.events if event.kind in ("fault.injected", "recovery.started")]
+    assert [event.at for event in rare] == [1000.5, 1000.6]
+    before = max((event for event in log.events if event.kind == "step.committed" and event.seq < rare[0].seq),
+                 key=lambda event: event.seq)
+    after = min((event for event in log.events if event.kind == "step.committed" and event.seq > rare[1].seq),
+                key=lambda event: event.seq)
+    assert (before.step, after.step, after.stands_for) == (1000, 1001, 1)
+
+
+def test_a_skipped_batch_is_never_left_out():
+    log = EventLog(longest=100)
+    for step in range(1, 1000):
+        log.record("step.committed", step=step, generation=1, skipped="nan" if step % 250 == 0 else None)
+    assert [event.step for event in log.events if event.data.get("skipped")] == [250, 500, 750]
+
+
+def test_an_old_recovery_keeps_its_phases_and_one_span_for_each_step():
+    log = EventLog(longest=40)
+    spans = [{"phase": "p", "name": name, "begin": float(rank), "end": 5.0 + rank, "by": f"rank {rank}"}
+             for rank in range(3) for name in ("connect", "first_step")]
+    log.record("recovery.finished", generation=2, spans=spans, phases={"connect": 7.0})
+    for step in range(100):
+        log.record("step.committed", step=step, generation=2)
+    (old,) = [event for event in log.events if event.kind == "recovery.finished"]
+    assert [(span["name"], span["begin"], span["end"]) for span in old.data["spans"]] == [
+        ("connect", 0.0, 7.0), ("first_step", 0.0, 7.0)]
+    assert old.data["phases"] == {"connect": 7.0}
+
+
+def test_a_log_of_rare_events_only_is_not_compacted_again_and_again(monkeypatch):
+    calls = []
+    monkeypatch.setattr(events, "compact", lambda old, longest: calls.append(len(old)) or list(old))
+    log = EventLog(longest=10)
+    for _ in range(200):
+        log.record("node.died")
+    assert calls == [11, 23, 47, 95, 191]
+
+
+def test_a_writer_that_dies_while_it_compacts_leaves_the_whole_journal(tmp_path, monkeypatch):
+    log = EventLog(tmp_path / "journal.jsonl", longest=100)
+    _feed(log, 90)
+    monkeypatch.setattr(Path, "replace", lambda self, target: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        _feed(log, 30, first=91)
+    assert [event.step for event in read_events(tmp_path / "journal.jsonl") if event.kind == "step.committed"] == list(
+        range(1, 121))

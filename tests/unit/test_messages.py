@@ -38,6 +38,8 @@ EXAMPLES: list[Message] = [
     messages.Failed(cause="crash", detail="x", traceback="t", fatal={"error": "ConfigError"}, generation=1, step=2),
     messages.Snapshot(slot=1, order={"step": 20}, blocking_s=0.01),
     messages.Saved(slot=1, seconds=0.2, ok=True),
+    messages.Stuck(generation=3),
+    messages.Held(generation=3, asked=25, step=25), messages.Hold(steps=[25, 40]), messages.GoOn(),
     messages.Terminate(generation=3),
     messages.Join(table=TABLE, store=["127.0.0.1", 29500], secret="s"),
     messages.Release(),

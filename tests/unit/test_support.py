@@ -56,3 +56,15 @@ def test_a_run_folder_is_seen(tmp_path, monkeypatch):
     before = leaks.look()
     (tmp_path / "abc").mkdir()
     assert leaks.wait_until_gone(before, seconds=0) == [f"run folder {tmp_path / 'abc'}"]
+
+
+@pytest.fixture(scope="module")
+def shared() -> None:
+    """What tests of this module share."""
+
+
+def test_tests_that_share_a_fixture_stay_in_one_process(shared, request):
+    """Newer versions of pytest do not let xdist mark them: see the pin in constraints.txt."""
+    grouped = getattr(request.config.option, "loadgroup", False)  # set in xdist's workers
+    assert [mark.args for mark in request.node.iter_markers("xdist_group")] == [("unit/test_support.py:shared",)]
+    assert request.node.nodeid.endswith("@unit/test_support.py:shared") == grouped

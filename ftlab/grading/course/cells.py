@@ -1,4 +1,7 @@
-"""What the cells of a lab are for, read from nbgrader's metadata; and notebooks on disk."""
+"""What the cells of a lab are for, read from nbgrader's metadata; and notebooks on disk.
+
+nbgrader has functions for the first, but importing it takes seconds, and everybody who grades or hands in imports this.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
-from nbgrader.utils import is_grade, is_locked, is_solution, is_task
 
 from ftlab.errors import ConfigError
 
@@ -50,9 +52,10 @@ def grade_id(cell: NotebookNode) -> str:
 
 def kind(cell: NotebookNode) -> str:
     """One of: stub (students write code), check (graded by its result), manual (graded by a person), locked, free."""
-    if is_grade(cell) or is_task(cell):
-        return "manual" if is_solution(cell) or is_task(cell) or cell.cell_type != "code" else "check"
-    return "stub" if is_solution(cell) else "locked" if is_locked(cell) else "free"
+    grade, solution, task, locked = (bool(_meta(cell).get(name)) for name in ("grade", "solution", "task", "locked"))
+    if grade or task:
+        return "manual" if solution or task or cell.cell_type != "code" else "check"
+    return "stub" if solution else "locked" if locked else "free"
 
 
 def points(cell: NotebookNode) -> float:

@@ -44,12 +44,12 @@ class Kernel:
         self.close()
 
     def close(self) -> None:
-        """End it at once; may be called twice."""
+        """Let it end what it has started and remove its folders, or end it after a while; may be called twice."""
         client, self._client = self._client, None
         if client is not None:
             client.stop_channels()
         if self._manager.has_kernel:
-            self._manager.shutdown_kernel(now=True)
+            self._manager.shutdown_kernel()
 
     def run(self, source: str, seconds: float) -> tuple[list[NotebookNode], str]:
         """Run a cell: its outputs, and in words what kept it from its end. Raises JobError when the kernel is gone."""

@@ -17,6 +17,7 @@ from nbgrader.converters import GenerateAssignment
 from nbgrader.converters.base import NbGraderException
 from nbgrader.coursedir import CourseDirectory
 
+from ftlab.cluster.temporary import TemporaryFolder
 from ftlab.errors import ConfigError, FtlabError
 from ftlab.grading.course.course import Course
 from ftlab.grading.course.record import Record, edited
@@ -79,8 +80,8 @@ def register(course: Course, lab: str) -> None:
     Grading needs that: hidden tests, points and locked cells come from the gradebook. May be called again; raises
     FtlabError when cells came or went after the first submission was graded.
     """
-    with tempfile.TemporaryDirectory(prefix="ftlab-register-") as place:
-        generate(course, lab, Path(place), str(course.directory.db_url))
+    with TemporaryFolder("register") as place:
+        generate(course, lab, place, str(course.directory.db_url))
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -17,7 +17,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_raw_cell
 from ftlab.errors import ConfigError
 from ftlab.grading.course import cells
 from ftlab.grading.course.record import Record
+from ftlab.grading.course.unicode_text import writable
 
+_MAX_CELLS = 2000  # of a student's notebook; nbformat takes milliseconds for each
 _MAKERS = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
 
 
@@ -66,13 +68,16 @@ def repair(text: str, record: Record) -> Repaired:
 def _read(text: str) -> tuple[list[_Cell], list[str]]:
     """The cells of a notebook, whatever else is wrong with it."""
     try:
-        data = json.loads(text)
+        data = writable(json.loads(text))
         if isinstance(data, dict) and "worksheets" in data:
             data = cells.parse(text, "the notebook")
         listed = [each for each in data["cells"] if isinstance(each, dict)]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"this is no notebook: {type(error).__name__}: {str(error)[:100]}",
                           hint="File > Save Notebook As in JupyterLab writes it anew") from None
+    if len(listed) > _MAX_CELLS:
+        raise ConfigError(f"this notebook has {len(listed)} cells, the limit is {_MAX_CELLS}",
+                          hint="cells that a loop made? delete them")
     found, damaged = [], 0
     for each in listed:
         source, metadata, id = each.get("source", ""), each.get("metadata"), each.get("id")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from ftlab import __version__
+from ftlab.cluster.temporary import TemporaryFolder
 from ftlab.errors import ConfigError
 from ftlab.grading.course import cells
 from ftlab.grading.course.course import LAB, Course
@@ -76,8 +76,8 @@ def submit(work: Work, student: str, told: Told, *, quick: bool = False, cell_s:
         raise ConfigError(f"cannot read {work.notebook}: {error}") from None
     fixed = repair(text, work.record)
     packed = nbformat.writes(fixed.notebook).encode() + b"\n"
-    with tempfile.TemporaryDirectory(prefix="ftlab-submit-") as place:
-        folder = _copy(work.notebook.parent, Path(place) / work.record.lab)
+    with TemporaryFolder("submit") as place:
+        folder = _copy(work.notebook.parent, place / work.record.lab)
         ran = run(fixed.notebook, folder, told, cell_s=cell_s, skip=_experiment if quick else lambda cell: False)
         files = {work.record.notebook: packed, **_evidence(folder)}
     notes = [*work.notes, *fixed.notes]

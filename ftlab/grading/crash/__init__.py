@@ -14,9 +14,11 @@ What a disk may hold after a crash (ext4 or xfs, as weak as POSIX reasonably all
 - fsync of a new file does not make its name durable. A rename is atomic: it happened or it did not; one between two
   directories belongs to the one it enters.
 
-Where this stops: a bounded set of images at each point, not all of them; writes tear in one place; modes, owners and
-extended attributes are not kept; files outside of the folder do not crash; hooks of `atexit` do not run;
-sync_file_range counts as nothing. Writes through shared memory (mmap), io_uring and cloned files are refused with an
-error, as is any save whose recorded operations do not add up to what it left on disk. Student's code runs in children
-only and nothing of it is unpickled here, but code that sets out to forge its own results can.
+Where this stops: a bounded set of images at each point, not all of them, and of a save with more than 200 operations
+or some megabytes a bounded set of points (the result says so); a save of more than 64 MB or 10,000 operations is
+refused; writes tear in one place; modes, owners and extended attributes are not kept; files outside of the folder do
+not crash; hooks of `atexit` do not run; sync_file_range counts as nothing. Writes
+through shared memory (mmap), io_uring and cloned files are refused with an error, as is any save whose recorded
+operations do not add up to what it left on disk. Student's code runs in children only and nothing of it is unpickled
+here, but code that sets out to forge its own results can.
 """

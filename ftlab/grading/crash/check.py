@@ -6,48 +6,57 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftlab.errors import ConfigError, JobError
+from ftlab.errors import ConfigError, JobError, WaitTimeout
 from ftlab.grading.crash.disk import Choice
 from ftlab.grading.crash.explain import MISTAKES, explain, what_was_lost
 from ftlab.grading.crash.images import Image, Images, select
 from ftlab.grading.crash.operations import Recording
 from ftlab.grading.crash.result import CrashResult, Explanation, Failure
 from ftlab.grading.stage.current import given_stage
+from ftlab.grading.stage.interrupts import Stopped
 from ftlab.grading.stage.play import Play
 from ftlab.grading.stage.stage import Function, Stage
 
 MAX_HANGS = 10  # loads that may hang before the rest is not tried any more
+CHECK_S = 300.0  # for all loads of one check
 
 
 def check_crashes(prepare: Function | Play, save: Function | Play, load: Function | Play, *,
                   folder: Path | None = None, limit: int = 400, save_s: float = 60.0, load_s: float = 10.0,
-                  stage: Stage | None = None) -> CrashResult:
+                  stage: Stage | None = None, right: tuple[str, str] | None = None) -> CrashResult:
     """Let the machine die at every operation of a save, and see whether load gives the old or the new state each time.
 
     `prepare(folder)` leaves the old state, `save(folder)` writes the new one, `load(folder)` returns it. All three run
     in child processes. Raises JobError when one of them fails without any crash, WaitTimeout when prepare or save takes
-    longer than `save_s`, FaultUnavailable where system calls cannot be traced, and FaultError for a save whose writes
-    cannot be followed. `folder` is where the work folder is made; pass a `stage` to share it between checks.
+    longer than `save_s`, or all loads together longer than CHECK_S, FaultUnavailable where system calls cannot be
+    traced, and FaultError for a save whose writes cannot be followed, or that does too much. `right` are the digests of
+    the old state and of the new one, where the caller knows them: what load says is not believed then. `folder` is
+    where the work folder is made; a `stage` can be shared between checks.
     """
     if limit < 1:
         raise ConfigError(f"limit must be at least 1: one image has to be tried (got {limit})")
     stage = stage or given_stage()
     if stage is None:
-        with Stage(folder) as own:
-            return check_crashes(prepare, save, load, limit=limit, save_s=save_s, load_s=load_s, stage=own)
+        try:
+            with Stage(folder) as own:
+                return check_crashes(prepare, save, load, limit=limit, save_s=save_s, load_s=load_s, stage=own,
+                                     right=right)
+        except KeyboardInterrupt:
+            raise Stopped("the crash check was stopped. Run the cell again when you are ready.") from None
     begin = time.monotonic()
-    stage.set_functions(prepare, save, load)
+    stage.set_functions(prepare, save)
     recording = stage.record(save_s)
+    stage.set_functions(load)  # who loads is not told what was saved, nor who saves what will be asked
     images = Images(recording)
     images.check_complete(recording)
-    judge = _Judge(stage, images, load_s)
+    judge = _Judge(stage, images, load_s, right)
     return _judge_all(recording, images, judge, limit, begin)
 
 
 class _Judge:
     """Loads images, each folder once, and knows the old and the new state."""
 
-    def __init__(self, stage: Stage, images: Images, load_s: float) -> None:
+    def __init__(self, stage: Stage, images: Images, load_s: float, right: tuple[str, str] | None = None) -> None:
         self._stage, self._images, self._load_s = stage, images, load_s
         self._answers: dict[str, dict[str, Any]] = {}
         self.hangs, self._slowest = 0, 0.0
@@ -56,6 +65,11 @@ class _Judge:
         if "raised" in self.old:
             raise JobError(f"load failed on what prepare left: {self.old['raised']}",
                            hint="prepare has to leave a state that load can read; no crash was tried yet")
+        if right is not None and self.old.get("digest") != right[0]:
+            raise JobError("load gives another state than the one that was saved", seen=str(self.old.get("text", "")),
+                           hint="first mend saving and loading; no crash was tried yet")
+        if right is not None and self.new.get("digest") != right[1]:
+            self.new = {"raised": self.new.get("raised", "another state than the one that was saved")}
 
     def answer(self, image: Image) -> dict[str, Any]:
         """What load gave for an image."""
@@ -95,15 +109,19 @@ def _judge_all(recording: Recording, images: Images, judge: _Judge, limit: int, 
         return _nothing_new(recording, images, judge, begin)
     possible = images.all()
     tried, failed = 0, list[Image]()
-    for image in select(possible, recording, limit):
+    selected = select(possible, recording, images.affordable(limit))
+    for image in selected:
         if judge.hangs >= MAX_HANGS:
             break
+        if time.monotonic() - begin > CHECK_S:
+            raise WaitTimeout(f"load was tried after {tried} of {len(selected)} crashes, which took {CHECK_S:g} s",
+                              hint="load has to be quick: what does it wait for?")
         tried += 1
         if judge.fails(image):
             failed.append(image)
     first = _describe(images, judge, failed[0]) if failed else None
     return CrashResult(images=tried, survived=tried - len(failed), possible=len(possible), first_failure=first,
-                       operations=recording.operations, seconds=time.monotonic() - begin,
+                       operations=recording.operations, seconds=time.monotonic() - begin, sampled=images.sampled,
                        failed_after_return=sum(image.must_be_new for image in failed))
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
 
 from ftlab.grading.crash.operations import DATA, ENTRIES, ROOT, Operation, Recording
 
+_KEPT_BYTES = 128 << 20  # of contents that are asked for again and again
+_EVERYTHING = -2  # the node of a sync of all
 VARIANTS = ("lost", "emptied", "half", "stale", "front", "back")  # what may become of a file's un-synced bytes
 
 
@@ -45,8 +46,16 @@ class Disk:
         for number, each in enumerate(recording.operations):
             if each.kind in DATA:
                 self._data_of.setdefault(each.node, []).append(number)
-        self.synced = cache(self._synced)
-        self._content_of = lru_cache(maxsize=256)(self._content)
+        self._times, self._syncs = _times(recording.operations), _syncs(recording.operations)
+        self._trees: dict[tuple[int, tuple[tuple[int, int], ...]], dict[str, int]] = {}
+        self._contents: dict[tuple[int, int, int, str], bytes] = {}
+        self._kept = 0
+
+    @property
+    def size(self) -> int:
+        """At most so many bytes are in the folder of any image, and in a file's history."""
+        return sum(len(each.data) for each in self._base.values()) + sum(
+            len(each.data) + each.size for each in self.operations if each.kind in DATA)
 
     def unsynced_data(self, k: int) -> dict[int, list[int]]:
         """File -> the numbers of its un-synced writes and truncations."""
@@ -66,6 +75,14 @@ class Disk:
 
     def tree(self, k: int, choice: Choice) -> dict[str, int]:
         """Path -> node of everything that can be reached."""
+        key = (k, tuple(sorted(choice.cuts.items())))
+        if key not in self._trees:
+            if len(self._trees) > 64:
+                self._trees.clear()
+            self._trees[key] = self._tree(k, choice)
+        return self._trees[key]
+
+    def _tree(self, k: int, choice: Choice) -> dict[str, int]:
         entries: dict[int, dict[str, int]] = {}
         for old in self._names:
             folder, _, name = old.path.rpartition("/")
@@ -85,13 +102,25 @@ class Disk:
 
     def file(self, node: int, k: int, choice: Choice) -> bytes:
         """What is in a file."""
-        return self._content_of(*self.state(node, k, choice))
+        return self.content(*self.state(node, k, choice))
+
+    def content(self, node: int, seen: int, durable: int, variant: str) -> bytes:
+        """What is in a file of which so many writes were done, and so many are durable."""
+        key = (node, seen, durable, variant)
+        if key not in self._contents:
+            found = self._content(*key)
+            if self._kept + len(found) > _KEPT_BYTES:
+                self._contents.clear()
+                self._kept = 0
+            self._contents[key] = found
+            self._kept += len(found)
+        return self._contents[key]
 
     def mtime(self, node: int, k: int) -> int:
         """When a node last changed; managers may look for the newest."""
-        times = [each.mtime for each in self.operations[:k]
-                 if (each.kind in DATA and each.node == node) or (each.kind in ENTRIES and each.parent == node)]
-        return times[-1] if times else (self._base[node].mtime if node in self._base else 0)
+        numbers, times = self._times.get(node, ([], []))
+        last = bisect_left(numbers, k)
+        return times[last - 1] if last else (self._base[node].mtime if node in self._base else 0)
 
     def _apply(self, entries: dict[int, dict[str, int]], each: Operation) -> None:
         here = entries.setdefault(each.parent, {})
@@ -109,10 +138,14 @@ class Disk:
         if each.other >= 0:
             there[each.source_name] = each.other
 
-    def _synced(self, node: int, k: int) -> int:
+    def synced(self, node: int, k: int) -> int:
         """Operations on a node before this number are durable at boundary k."""
-        return max((each.covers for each in self.operations[:k]
-                    if each.kind == "sync" or (each.kind == "fsync" and each.node == node)), default=0)
+        durable = 0
+        for each in (node, _EVERYTHING):
+            numbers, covers = self._syncs.get(each, ([], []))
+            last = bisect_left(numbers, k)
+            durable = max(durable, covers[last - 1] if last else 0)
+        return durable
 
     def _content(self, node: int, seen: int, durable: int, variant: str) -> bytes:
         base, numbers = self._base[node].data if node in self._base else b"", self._data_of.get(node, [])
@@ -148,13 +181,36 @@ def _fold(base: bytes, operations: list[Operation], *, write_zeros: bool = False
     content = bytearray(base)
     for each in operations:
         if each.kind == "truncate":
-            content = content[:each.size].ljust(each.size, b"\0")
+            del content[each.size:]
+            content.extend(bytes(each.size - len(content)))
             continue
         end = each.offset + len(each.data)
-        content = content.ljust(end, b"\0") if len(content) < end else content
+        content.extend(bytes(max(0, end - len(content))))
         if not write_zeros:
             content[each.offset:end] = each.data
     return bytes(content)
+
+
+def _times(operations: tuple[Operation, ...]) -> dict[int, tuple[list[int], list[int]]]:
+    """Node -> the numbers of the operations that changed it, and when each was."""
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for number, each in enumerate(operations):
+        if each.kind in DATA or each.kind in ENTRIES:
+            numbers, times = found.setdefault(each.node if each.kind in DATA else each.parent, ([], []))
+            numbers.append(number)
+            times.append(each.mtime)
+    return found
+
+
+def _syncs(operations: tuple[Operation, ...]) -> dict[int, tuple[list[int], list[int]]]:
+    """Node, or everything -> the numbers of its syncs, and what is durable after each."""
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for number, each in enumerate(operations):
+        if each.kind in ("fsync", "sync"):
+            numbers, covers = found.setdefault(each.node if each.kind == "fsync" else _EVERYTHING, ([], []))
+            numbers.append(number)
+            covers.append(max(each.covers, covers[-1] if covers else 0))
+    return found
 
 
 def _middle(pending: list[Operation]) -> int:

@@ -1,7 +1,9 @@
 """Crash images: which of the many possible disks are tried, and each of them as a real folder.
 
 At every boundary between two operations a bounded set of choices is made: everything kept, nothing un-synced kept,
-names without data, data without names, and each un-synced thing gone wrong alone. Equal images count once.
+names without data, data without names, and each un-synced thing gone wrong alone. Equal images count once. A save of
+many operations, files or bytes is looked at in some places only, those around new and changed names first: how long
+that takes, and how much memory, is not for the save to say.
 """
 
 from __future__ import annotations
@@ -13,12 +15,19 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ftlab.cluster.temporary import remove
 from ftlab.errors import FaultError
 from ftlab.grading.crash.disk import VARIANTS, Choice, Disk
-from ftlab.grading.crash.operations import ENTRIES, Recording
-from ftlab.grading.stage.stage import remove
+from ftlab.grading.crash.operations import ENTRIES, Operation, Recording
 
 _MAX_SINGLE_WRITES = 8  # so many writes of a file are lost alone, spread evenly
+_MAX_SINGLE_FILES = 24  # so many files go wrong alone, and so many entries of a directory are cut off at
+_MAX_BOUNDARIES = 200
+_MIN_BOUNDARIES = 16
+_MAX_WORK = 4 << 30  # bytes to be put together, about, for all images
+_MAX_LOOKS = 4_000_000  # at files, about, for all images
+_MAX_MADE = 200_000  # files, about, of all images that are built
+_PER_BOUNDARY = 20  # images, about
 
 
 @dataclass(frozen=True)
@@ -44,11 +53,32 @@ class Images:
     def all(self) -> list[Image]:
         """Every image once, in the order in which the crashes could happen."""
         found: dict[tuple[str, bool], Image] = {}
-        for k in range(len(self.operations) + 1):
+        for k in self.boundaries():
             for choice in choices(self.disk, k):
                 image = self.image(k, choice)
                 found.setdefault((image.key, image.must_be_new), image)
         return list(found.values())
+
+    def boundaries(self) -> list[int]:
+        """Where the machine dies: everywhere, or in so many places that it can be done in a minute."""
+        every = list(range(len(self.operations) + 1))
+        images = min(_MAX_WORK // max(1, self.disk.size), _MAX_LOOKS // max(1, len(self.disk.kinds)))
+        count = max(_MIN_BOUNDARIES, min(_MAX_BOUNDARIES, images // _PER_BOUNDARY))
+        if len(every) <= count:
+            return every
+        turning = [k for k in every if k in (0, len(self.operations)) or _turns(self.operations, k)]
+        chosen = set(spread(turning, count))
+        return sorted(chosen | set(spread([k for k in every if k not in chosen], count - len(chosen))))
+
+    @property
+    def sampled(self) -> bool:
+        """Whether some places were left out."""
+        return len(self.boundaries()) <= len(self.operations)
+
+    def affordable(self, limit: int) -> int:
+        """How many images may be built: each is written as a whole."""
+        most = min(_MAX_WORK // max(1, self.disk.size), _MAX_MADE // max(1, len(self.disk.kinds)))
+        return min(limit, max(_MIN_BOUNDARIES, most))
 
     def image(self, k: int, choice: Choice) -> Image:
         """One image, with the key of its folder."""
@@ -114,7 +144,7 @@ class Images:
         return kind, self.disk.targets.get(node, "").encode()
 
     def _content_digest(self, node: int, seen: int, synced: int, variant: str) -> str:
-        return hashlib.sha256(self.disk._content_of(node, seen, synced, variant)).hexdigest()
+        return hashlib.sha256(self.disk.content(node, seen, synced, variant)).hexdigest()
 
 
 def choices(disk: Disk, k: int) -> Iterator[Choice]:
@@ -126,13 +156,15 @@ def choices(disk: Disk, k: int) -> Iterator[Choice]:
         yield Choice(data=dict.fromkeys(files, variant))
     yield Choice(cuts=no_names)
     yield Choice(data=dict.fromkeys(files, "lost"), cuts=no_names)
-    for file, numbers in files.items():
+    for file in spread(list(files), _MAX_SINGLE_FILES):
+        numbers = files[file]
         for variant in (*VARIANTS, *(f"without {number}" for number in spread(numbers, _MAX_SINGLE_WRITES))):
             yield Choice(data={file: variant})
             yield Choice(data={file: variant}, cuts=no_names)
-    for folder, numbers in folders.items():
+    for folder in spread(list(folders), _MAX_SINGLE_FILES):
+        numbers = folders[folder]
         others = {other: first for other, first in no_names.items() if other != folder}
-        for cut in [*numbers[1:], None]:
+        for cut in [*spread(numbers[1:], _MAX_SINGLE_FILES), None]:
             own = {} if cut is None else {folder: cut}
             for data in ({}, dict.fromkeys(files, "lost")):
                 yield Choice(data=data, cuts=own)
@@ -153,7 +185,11 @@ def select(images: list[Image], operations: Recording, limit: int) -> list[Image
 
 def _is_turning(image: Image, recording: Recording) -> bool:
     """Whether the machine died just before or after something else than a write."""
-    around = recording.operations[max(0, image.boundary - 1):image.boundary + 1]
+    return _turns(recording.operations, image.boundary)
+
+
+def _turns(operations: tuple[Operation, ...], k: int) -> bool:
+    around = operations[max(0, k - 1):k + 1]
     return any(each.kind in ENTRIES or each.kind in ("returned", "truncate") for each in around)
 
 

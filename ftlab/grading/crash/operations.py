@@ -17,7 +17,8 @@ from typing import Any
 from ftlab.errors import FaultError
 
 ROOT = 0  # the node of the folder itself
-MAX_BYTES = 64 << 20  # of data in one recording
+MAX_BYTES = 64 << 20  # of data in one recording; what a file grows by without being written counts too
+MAX_OPERATIONS = 10_000  # of one recording
 
 DATA = frozenset({"write", "truncate"})  # change what is inside a file
 ENTRIES = frozenset({"create", "mkdir", "symlink", "link", "rename", "unlink", "rmdir"})  # change a directory
@@ -99,16 +100,17 @@ class Recording:
 
 def read_folder(folder: Path, nodes: dict[tuple[int, int], int]) -> tuple[Entry, ...]:
     """Everything in a folder; `nodes` maps (device, inode) to a node's number and learns the ones it did not know."""
-    found, todo, size = [], [folder], 0
+    found, todo, size = list[Entry](), [folder], 0
     while todo:
         path = todo.pop()
+        info = path.lstat()
+        size += info.st_size if stat.S_ISREG(info.st_mode) else 0  # a sparse file is as long as it says
+        if size > MAX_BYTES or len(found) > MAX_OPERATIONS:
+            raise FaultError(f"the folder holds more than {MAX_BYTES >> 20} MB or {MAX_OPERATIONS} files: too much to "
+                             "copy for every crash", hint="check the manager with a small model")
         entry = _read_entry(folder, path, nodes)
         if entry is not None:
             found.append(entry)
-            size += len(entry.data)
-        if size > MAX_BYTES:
-            raise FaultError(f"the folder holds more than {MAX_BYTES >> 20} MB: too much to copy for every crash",
-                             hint="check the manager with a small model")
         if entry is not None and entry.kind == "directory":
             todo.extend(sorted(path.iterdir(), reverse=True))
     return tuple(found)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from ftlab.errors import FaultError
-from ftlab.grading.crash.operations import MAX_BYTES, Operation
+from ftlab.grading.crash.operations import MAX_BYTES, MAX_OPERATIONS, Entry, Operation
 from ftlab.grading.crash.syscalls import Call
 from ftlab.grading.crash.tracee import Tracee, as_int
 
@@ -29,9 +29,14 @@ _CLONES = (0x40049409, 0x4020940D)  # FICLONE, FICLONERANGE
 
 
 class Recorder:
-    """Collects the operations on one folder; `nodes` numbers the inodes that `prepare` left in it."""
+    """Collects the operations on one folder; `nodes` numbers the inodes that `prepare` left in it, `before` is these.
 
-    def __init__(self, folder: Path, nodes: dict[Inode, int], mark: Inode) -> None:
+    Every crash is replayed in the grader's memory: so a save may write, and make files grow, only so much, and that is
+    looked at before any byte is read.
+    """
+
+    def __init__(self, folder: Path, nodes: dict[Inode, int], mark: Inode, before: tuple[Entry, ...] = ()) -> None:
+        self._sizes = {each.node: len(each.data) for each in before}
         self.folder, self.nodes, self.mark = folder, nodes, mark  # a write to the pipe `mark` says: save returned
         self.operations: list[Operation] = []
         self._count, self._bytes = len(nodes), 0
@@ -226,6 +231,7 @@ class Recorder:
             offset = who.position(register) - count
         elif flags & os.O_APPEND:  # Linux appends, whatever offset was asked for
             offset = info.st_size - count
+        self._take(node, count, offset + count)
         self._add(kind="write", node=node, path=self._name(place), offset=offset, mtime=info.st_mtime_ns,
                   data=_read_back(who.descriptor(register), offset, count))
         if synced or flags & os.O_DSYNC:
@@ -234,6 +240,8 @@ class Recorder:
     def _cut(self, info: os.stat_result, path: Path, size: int) -> None:
         node = self._node(info)
         if node is not None:
+            self._take(node, 0, size)
+            self._sizes[node] = size
             self._add(kind="truncate", node=node, path=self._name(path), size=size, mtime=info.st_mtime_ns)
 
     def _entry_made(self, kind: str, path: Path, info: os.stat_result, target: str = "") -> None:
@@ -251,6 +259,7 @@ class Recorder:
             raise _cannot(f"save moves `{self._name(path)}` in from outside of its folder, and that is no plain file")
         if self._node(info) is None:
             node = self._new_node(_inode(info))
+            self._take(node, info.st_size, info.st_size)
             self._add(kind="write", node=node, path=self._name(path), data=path.read_bytes(), mtime=info.st_mtime_ns)
             if _inode(info) in self._clean_outside:
                 self._add(kind="fsync", node=node, path=self._name(path), covers=len(self.operations))
@@ -264,12 +273,19 @@ class Recorder:
                       name=path.name, mtime=path.parent.stat().st_mtime_ns)
 
     def _add(self, **fields: object) -> None:
-        operation = Operation(**fields)  # type: ignore[arg-type]
-        self._bytes += len(operation.data)
-        if self._bytes > MAX_BYTES:
-            raise FaultError(f"save wrote more than {MAX_BYTES >> 20} MB: too much to replay for every crash",
+        if len(self.operations) >= MAX_OPERATIONS:
+            raise FaultError(f"save did more than {MAX_OPERATIONS} operations: too many to replay for every crash",
                              hint="check the manager with a small model")
-        self.operations.append(operation)
+        self.operations.append(Operation(**fields))  # type: ignore[arg-type]
+
+    def _take(self, node: int, count: int, end: int) -> None:
+        """Note that a file is written to, or grows, up to `end`; the hole that it leaves has to be replayed as well."""
+        before = self._sizes.get(node, 0)
+        self._bytes += count + max(0, end - count - before)
+        self._sizes[node] = max(before, end)
+        if self._bytes > MAX_BYTES:
+            raise FaultError(f"save wrote, or made files grow by, more than {MAX_BYTES >> 20} MB: too much to replay "
+                             "for every crash", hint="check the manager with a small model")
 
     def _new_node(self, inode: Inode) -> int:
         self.nodes[inode], self._count = self._count, self._count + 1  # an inode number may have been used before

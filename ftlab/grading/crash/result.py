@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from ftlab.grading.crash.operations import Operation
+from ftlab.report.style import card_css
 
 _SHOWN = 40  # operations listed at most
 
@@ -53,6 +54,7 @@ class CrashResult:
     first_failure: Failure | None
     operations: tuple[Operation, ...]  # what save did, in order
     seconds: float
+    sampled: bool = False  # whether the save did so much that the machine died in some places of it only
     failed_after_return: int = 0  # images that did not survive although save had already returned
 
     @property
@@ -77,18 +79,19 @@ class CrashResult:
         return _html(self)
 
     def _headline(self) -> str:
-        capped = f" (a selection: {self.possible} were possible)" if self.capped else ""
+        more = "more than " if self.sampled else ""
+        capped = f" (a selection: {more}{self.possible} were possible)" if self.capped or self.sampled else ""
         return f"{self.survived} of {self.images} crashes survived{capped}"
 
 
 def _html(result: CrashResult) -> str:
-    tone = "#1a7f37" if result.ok else "#cf222e"
-    parts = [f'<div style="font-family:system-ui,sans-serif;color:#1f2328;background:#fff;padding:8px 12px;'
-             f'border-left:4px solid {tone}"><b style="color:{tone}">{escape(result._headline())}</b>']
+    tone, word = ("green", "alive") if result.ok else ("red", "dead")
+    parts = [f'<div class="ftlab"><style>{card_css()}</style><section class="ftlab-card small {tone}">'
+             f'<b class="{word}">{escape(result._headline())}</b>']
     if result.first_failure:
         parts.append(_failure_html(result.first_failure))
     parts.append(_operations_html(result))
-    return "".join([*parts, "</div>"])
+    return "".join([*parts, "</section></div>"])
 
 
 def _failure_html(failure: Failure) -> str:
@@ -106,7 +109,7 @@ def _operations_html(result: CrashResult) -> str:
     first = max(0, min(died - _SHOWN // 2, len(result.operations) - _SHOWN))
     rows = []
     for number, each in enumerate(result.operations[first:first + _SHOWN], first):
-        mark = ' style="color:#cf222e"' if number == died else ""
+        mark = ' class="died"' if number == died else ""
         rows.append(f'<li value="{number + 1}"{mark}>{escape(str(each))}{" ← died here" if mark else ""}</li>')
     return (f"<details><summary>what save did ({len(result.operations)} operations)</summary>"
             f"<ol>{''.join(rows)}</ol></details>")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ftlab.grading.lab00.logs import report_of
+from ftlab.events import Event
 from ftlab.report.report import Report
 
 
-def read(reader: Callable[[Report], dict[str, Any]], log: str) -> dict[str, Any]:
-    """What the student's function reads from the report of a recorded job."""
-    return dict(reader(report_of(log)))
+def read(reader: Callable[[Report], dict[str, Any]], logs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What the student's function reads from the reports of jobs whose events are these."""
+    return [dict(reader(Report.of("job", [Event(**each) for each in events], config={"nodes": 3, "spares": 1})))
+            for events in logs]
 
 
 def tell(guess: Any) -> dict[str, Any]:

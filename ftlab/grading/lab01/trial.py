@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ftlab.grading.card import own_frames
 from ftlab.grading.exam import SECONDS, Exam
+from ftlab.grading.lab01 import scenes
+from ftlab.grading.lab01.truth import Truth
 from ftlab.grading.stage import Outcome, Play, current_stage
 
 _MODULES = ("torch._dynamo", "ftlab.grading.lab01.groups")  # torch.optim imports the first one, which takes seconds
@@ -27,6 +30,7 @@ class Trial(Exam):
 
     def wants(self, key: str) -> bool:
         """Whether this scenario is to be run."""
+        self.known.append(key)
         return not self.absent and self.only in ("", key)
 
     def folder(self) -> str:
@@ -42,8 +46,12 @@ class Trial(Exam):
         self._hung = outcome.late
         return outcome
 
+    def save(self, truth: Truth, folder: str, keep: int = 100) -> Outcome:
+        """Have the states of a truth saved by a child of their own."""
+        return self.play(scenes.save_states, folder=folder, states=truth.states, losses=truth.losses, keep=keep)
+
     def judge(self, key: str, scenario: str, outcomes: Sequence[Outcome], problem: Callable[..., str], *,
-              expected: str, look: str) -> bool:
+              expected: str, look: str, weight: float = 1.0) -> bool:
         """Note how a scenario went: `problem` is called with the outcomes' values and gives "" or what is wrong."""
         bad = next((each for each in outcomes if not each.ok), None)
         if bad is not None:
@@ -53,11 +61,12 @@ class Trial(Exam):
                 got = problem(*(each.value for each in outcomes))
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                 got = f"an answer that makes no sense here ({type(error).__name__}: {error})"
-        return self.note(key, scenario, got, expected=expected, look=look)
+        return self.note(key, scenario, got, expected=expected, look=look, weight=weight)
 
-    def note(self, key: str, scenario: str, got: str, *, expected: str, look: str) -> bool:
+    def note(self, key: str, scenario: str, got: str, *, expected: str, look: str, weight: float = 1.0) -> bool:
         """Note a scenario; it went well if `got` is empty."""
-        return self.card.expect(scenario, not got, expected=expected, got=got, look=look, repeat=self._repeat(key))
+        return self.card.expect(scenario, not got, expected=expected, got=got, look=look, weight=weight,
+                                repeat=self._repeat(key))
 
     def finish(self) -> float:
         """Print the card and give the points."""
@@ -68,15 +77,4 @@ class Trial(Exam):
 def _trouble(outcome: Outcome) -> str:
     if outcome.raised.startswith("NotImplementedError"):
         return EMPTY
-    return "\n".join([outcome.trouble(SECONDS), *_own_frames(outcome.traceback)])
-
-
-def _own_frames(trace: str) -> list[str]:
-    """The lines of a traceback that are about the student's code: the frames above it are ours and teach nothing."""
-    kept, ours = list[str](), False
-    for line in trace.splitlines()[1:-1]:
-        if line.startswith("  File "):
-            ours = "/ftlab/grading/" in line
-        if not ours:
-            kept.append(line)
-    return kept
+    return "\n".join([outcome.trouble(SECONDS), *own_frames(outcome.traceback)])

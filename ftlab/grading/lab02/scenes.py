@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ftlab.health.simulation import simulate
-from ftlab.health.traces import Trace
 from ftlab.membership import Verdict
 
 
@@ -57,60 +55,64 @@ def watch_memory(make: Callable[..., Any], readings: list[float], every_s: float
     return seen
 
 
-def hear(make: Callable[..., Any], beats: list[float], looks: list[float]) -> list[Any]:
-    """The verdicts at some moments after some heartbeats."""
-    detector = make()
-    for at in beats:
+def hear(make: Callable[..., Any], nodes: list[list[list[float]]]) -> list[list[Any]]:
+    """The verdicts on some nodes, each [heartbeats, moments to look at], with a detector of its own."""
+    seen = []
+    for beats, looks in nodes:
+        detector = make()
+        for at in beats:
+            detector.heard(at)
+        seen.append([_plain(detector.judge(now)) for now in looks])
+    return seen
+
+
+def hear_silence(make: Callable[..., Any], nodes: list[list[Any]]) -> list[list[Any]]:
+    """The different verdicts on silences that grow, in their order: nodes are [heartbeats, seconds between two looks,
+    seconds in which the verdict must not have changed]. A change within those is told as "too early"."""
+    seen = []
+    for beats, look_s, calm_s in nodes:
+        detector, said = make(), list[Any]()
+        for at in beats:
+            detector.heard(at)
+        for tick in range(3000):
+            verdict = _plain(detector.judge(beats[-1] + tick * look_s))
+            if not said or said[-1] != verdict:
+                said += ["too early"] if said and tick * look_s <= calm_s else []
+                said.append(verdict)
+        seen.append(said[:20])
+    return seen
+
+
+def hear_one_by_one(make: Callable[..., Any], look_s: float, threshold: Any = None) -> Callable[[Any], Any]:
+    """Hears one heartbeat after the other, and says its raw verdicts on the silence that might follow: which heartbeats
+    come, and whether there is another, is not known here. A question is [] for a new node, or [at, first, count]: a
+    heartbeat, and the numbers of the looks at it; the answer is [[verdict, how often], ...] up to DEAD."""
+    detector: Any = None
+
+    def answer(question: list[Any]) -> list[list[Any]]:
+        nonlocal detector
+        if not question:
+            detector = make() if threshold is None else make(float(threshold))
+            return []
+        at, first, count = question
         detector.heard(at)
-    return [_plain(detector.judge(now)) for now in looks]
+        said: list[list[Any]] = []
+        for number in range(first, first + count):
+            verdict = _plain(detector.judge(number * look_s))
+            if said and said[-1][0] == verdict:
+                said[-1][1] += 1
+            else:
+                said.append([verdict, 1])
+            if verdict == Verdict.DEAD:
+                break
+        return said
+
+    return answer
 
 
-def hear_silence(make: Callable[..., Any], beats: list[float], grow_s: float) -> list[Any]:
-    """The different verdicts on a silence that grows up to so many seconds, in their order."""
-    detector = make()
-    for at in beats:
-        detector.heard(at)
-    seen: list[Any] = []
-    for tick in range(int(grow_s * 100)):
-        verdict = _plain(detector.judge(beats[-1] + tick / 100))
-        if not seen or seen[-1] != verdict:
-            seen.append(verdict)
-    return seen[:20]
-
-
-def replay(make: Callable[..., Any], arrivals: list[list[float]], look_s: float, settle: int, limit_s: float,
-           threshold: float | None = None) -> dict[str, Any]:
-    """False alarms on recorded heartbeats of several nodes, and how long deaths went unnoticed at worst; the first
-    heartbeats of each node, from which a detector learns, are not held against it."""
-    alarms, missed, worst = 0, 0, 0.0
-    for beats in arrivals:
-        trace = Trace(name="", node="", interval_s=1.0, arrivals=tuple(beats))
-        seen = simulate(lambda: _Asked(make() if threshold is None else make(threshold)), trace, look_s, limit_s)
-        alarms += seen.false_alarms
-        missed += seen.missed
-        worst = max([worst, *seen.latencies[settle:]])
-    return {"false_alarms": alarms, "missed": missed, "worst_s": round(worst, 3)}
-
-
-def replay_at(make: Callable[..., Any], threshold: Any, **args: Any) -> dict[str, Any]:
+def hear_at(make: Callable[..., Any], threshold: Any, look_s: float) -> Callable[[Any], Any]:
     """The same at a threshold that the student has chosen."""
-    return replay(make, threshold=float(threshold), **args)
-
-
-class _Asked:
-    """A student's detector; what it says may be a Verdict or its name."""
-
-    def __init__(self, detector: Any) -> None:
-        self.detector = detector
-
-    def heard(self, at: float) -> None:
-        self.detector.heard(at)
-
-    def suspicion(self, now: float) -> float:
-        return 0.0
-
-    def judge(self, now: float) -> Verdict:
-        return Verdict(self.detector.judge(now))
+    return hear_one_by_one(make, look_s, threshold)
 
 
 def _loss(kind: str, value: str) -> Any:

@@ -7,9 +7,12 @@ answers only the judge knows.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
+from ftlab.errors import FtlabError
 from ftlab.events import Event
 from ftlab.grading.exam import Exam
 from ftlab.grading.lab03 import loops, scenes, situations
@@ -19,36 +22,36 @@ from ftlab.grading.stage import Play, current_stage
 _CLUSTER_S = 900.0  # for the whole scene: 8 s here, a minute and more in a sandbox on a machine that is very busy
 _JOB_S = 250.0
 _MODULES = ("torch._dynamo",)  # torch.optim imports it, which takes seconds
-_LOOP_S = 180.0
+LOOP_S = 180.0
 
 
 def task1(refuse: Any, *, points: float = 2.0, seed: int = 1, only: str = "") -> float:
     """When to give up."""
-    return _ask(_exam("lab03_task1", points, refuse, only), scenes.ask_with_budgets, situations.refusals(seed))
+    return _ask(new_exam("lab03_task1", points, refuse, only), scenes.ask_with_budgets, situations.refusals(seed))
 
 
 def task2(mend_world: Any, *, points: float = 3.0, seed: int = 1, only: str = "") -> float:
     """Nodes and workers."""
     asked = [*situations.worlds(seed), *situations.of_worlds()]
-    return _ask(_exam("lab03_task2", points, mend_world, only), scenes.ask, asked)
+    return _ask(new_exam("lab03_task2", points, mend_world, only), scenes.ask, asked)
 
 
 def task3(mend_step: Any, *, points: float = 3.0, seed: int = 1, only: str = "") -> float:
     """One step."""
     asked = [*situations.steps(seed), *situations.of_steps()]
-    return _ask(_exam("lab03_task3", points, mend_step, only), scenes.ask, asked)
+    return _ask(new_exam("lab03_task3", points, mend_step, only), scenes.ask, asked)
 
 
 def task4(my_decide: Any, *, points: float = 2.0, steps: int = 70, kill_at: int = 15, nan_at: int = 45,
           only: str = "") -> float:
     """The policy in a real controller and real workers, judged by the event log."""
-    exam = _exam("lab03_task4", points, my_decide, only)
+    exam = new_exam("lab03_task4", points, my_decide, only)
     seen = exam.see("the job runs to its end", scenes.run_cluster, seconds=_CLUSTER_S, gives=dict, steps=steps,
                     kill_at=kill_at, nan_at=nan_at, seconds_s=_JOB_S) if not exam.absent and _answers(exam) else None
     if seen is None:
         return exam.close()
     events = _events(seen.value.get("events"))
-    _judge_log(exam, events, seen.value)
+    _judge_log(exam, events, str(seen.value.get("error") or "it did not end"), twin_of(steps))
     return exam.close(steps=max((event.step or 0 for event in events), default=0),
                       restarts=_count(events, "worker.restarted"))
 
@@ -56,37 +59,25 @@ def task4(my_decide: Any, *, points: float = 2.0, steps: int = 70, kill_at: int 
 def task5(recover: Any, *, points: float = 3.0, nan_in: int = 2, raise_in: int = 3, dies_in: int = 4,
           only: str = "") -> float:
     """The loop, in one process."""
-    exam = _exam("lab03_task5", points, recover, only)
-    right = _undisturbed()
-    _drive(exam, "without trouble it trains and saves every epoch", right, {}, calls=loops.EPOCHS,
+    exam = new_exam("lab03_task5", points, recover, only)
+    right = undisturbed()
+    drive(exam, "without trouble it trains and saves every epoch", right, {}, calls=loops.EPOCHS,
            look="one save_checkpoint per epoch, with the number of epochs that are done")
-    _drive(exam, "the loss of an epoch is NaN: back to the last good checkpoint", right, {str(nan_in): "nan"},
+    drive(exam, "the loss of an epoch is NaN: back to the last good checkpoint", right, {str(nan_in): "nan"},
            look="check the loss before you save; load_checkpoint(model, optimizer) and go on at the epoch it names")
-    _drive(exam, "an exception comes in mid-epoch: half an epoch is undone", right, {str(raise_in): "raise"},
+    survives = drive(exam, "an exception comes in mid-epoch: half an epoch is undone", right, {str(raise_in): "raise"},
            look="the weights and the optimizer's moments are half way: both come from the checkpoint")
-    _drive(exam, "the very first epoch fails", right, {"0": "raise"},
+    drive(exam, "the very first epoch fails", right, {"0": "raise"},
            look="before the first epoch there must be something to go back to: save at the start, as epoch 0")
-    _drive(exam, "a bug that comes back goes up to the caller, and not after hours", right,
-           {"always from": "1"}, raises="ZeroDivisionError",
+    drive(exam, "a bug that comes back goes up to the caller, and not after hours", right,
+           {"always from": "1"}, raises="ZeroDivisionError", after=survives or bool(exam.only),
            look="more than max_failures failures: raise what was raised; a silent return hides it, a retry is endless")
     _resume(exam, right, dies_in)
     return exam.close()
 
 
-def task5b(recover: Any, *, points: float = 2.0, only: str = "") -> float:
-    """The loop under rarer troubles, and in a group of two ranks."""
-    exam, right = _exam("lab03_task5b", points, recover, only), _undisturbed()
-    _drive(exam, "three failures are survived, if three are allowed", right, {"1": "raise", "3": "nan", "5": "raise"},
-           look="a failure is counted when it happens; the fourth goes up")
-    _drive(exam, "the fourth failure goes up", right, {"1": "raise", "3": "raise", "5": "raise", "7": "bug"},
-           raises="ZeroDivisionError", look="max_failures=3")
-    _drive(exam, "Ctrl-C is no failure to recover from", right, {"2": "interrupt"}, raises="KeyboardInterrupt",
-           look="except Exception, not except BaseException and not a bare except")
-    _group(exam, right)
-    return exam.close()
-
-
-def _exam(task: str, points: float, part: Any, only: str) -> Exam:
+def new_exam(task: str, points: float, part: Any, only: str) -> Exam:
+    """An exam of one part."""
     return Exam(task, points, part, only=only, needs=_MODULES)
 
 
@@ -94,15 +85,35 @@ def _exam(task: str, points: float, part: Any, only: str) -> Exam:
 
 
 def _ask(exam: Exam, scene: Callable[..., Any], asked: Sequence[Situation]) -> float:
-    wanted = [each for each in asked if exam.wants(each.name)]
+    pairs: dict[str, list[Situation]] = {}
+    for each in asked:
+        pairs.setdefault(each.pair or each.name, []).append(each)
+    wanted = [pair for pair in pairs.values() if exam.wants(_title(pair))]
+    questions = [each for pair in wanted for each in pair]
+    random.shuffle(questions)  # an answer is not known by its place
     seen = exam.see("the function is asked", scene, gives=list,
-                    asked=[each.to_dict() for each in wanted]) if wanted else None
-    answers = seen.value if seen and len(seen.value) == len(wanted) else [{}] * len(wanted)
-    for situation, got in zip(wanted, answers if seen else [], strict=False):
-        right = situation.answer
-        exam.expect(situation.name, got == right, expected=_words(right), got=_words(got),
-                    look=situation.look or f"the snapshot was {situation.snapshot}"[:400])
+                    asked=[each.to_dict() for each in questions]) if wanted else None
+    if seen:
+        said = dict(zip([each.name for each in questions], [*seen.value, *([{}] * len(questions))], strict=False))
+        for pair in wanted:
+            _judge_pair(exam, pair, said)
     return exam.close()
+
+
+def _judge_pair(exam: Exam, pair: list[Situation], said: dict[str, Any]) -> None:
+    """A pair counts if all of it is right; else the first that is wrong is told."""
+    wrong = next((each for each in pair if said[each.name] != each.answer), None)
+    if wrong is None:
+        exam.expect(_title(pair), True)
+        return
+    got, raised = said[wrong.name], isinstance(said[wrong.name], dict) and "raised" in said[wrong.name]
+    look = wrong.look or f"the snapshot was {wrong.snapshot}"[:400]
+    exam.expect(_title(pair), False, expected=f"{_words(wrong.answer)} where {wrong.name}", got=_words(got),
+                look="your function raised: read the error above" if raised else look)
+
+
+def _title(pair: list[Situation]) -> str:
+    return "; ".join(each.name for each in pair)
 
 
 def _words(answer: Any) -> str:
@@ -134,12 +145,20 @@ def _events(told: Any) -> list[Event]:
             for row in rows if isinstance(row.get("data"), dict) and "kind" in row]
 
 
-def _judge_log(exam: Exam, events: list[Event], told: dict[str, Any]) -> None:
+@cache
+def twin_of(steps: int) -> str:
+    """The end state of the undisturbed job, from a child without any of the student's code; the same each time."""
+    seen = current_stage().run(Play.of(scenes.run_twin, steps=steps, seconds_s=_JOB_S), _CLUSTER_S)
+    if not seen.ok:
+        raise FtlabError(f"the undisturbed job did not end: {seen.trouble(_CLUSTER_S)}", hint="run the check again")
+    return str(seen.value)
+
+
+def _judge_log(exam: Exam, events: list[Event], error: str, twin: str) -> None:
     actions = [event.data.get("action") for event in events if event.kind == "action.decided"]
     spoiled = [event.data.get("action") for event in events if event.kind == "step.spoiled"]
     end = next((event for event in reversed(events) if event.kind == "job.finished"), None)
     finished = end is not None and end.data.get("status") == "finished"
-    error = str(told.get("error") or "it did not end")
     struck = {event.data.get("fault") for event in events if event.kind == "fault.injected"}
     exam.expect("rank 1's node is killed: the spare takes its seat",
                 "kill" in struck and "Replace" in actions and _count(events, "recovery.finished") > 0,
@@ -155,7 +174,7 @@ def _judge_log(exam: Exam, events: list[Event], told: dict[str, Any]) -> None:
                 got=f"{', '.join(well)} was well, and was started again" if finished else error,
                 look="restart names workers that failed; those of a dead node go with it")
     exam.expect("the job ends in the bits of its undisturbed twin",
-                finished and end is not None and end.data.get("digest") == told.get("twin") is not None,
+                finished and end is not None and end.data.get("digest") == twin,
                 expected="identical", got="another end state" if finished else error,
                 look="was a batch skipped that only needed another try?")
 
@@ -167,56 +186,52 @@ def _count(events: Sequence[Event], kind: str) -> int:
 # ---- loops -------------------------------------------------------------------------------------------------
 
 
-def _undisturbed() -> str:
+def undisturbed() -> str:
     """The digest of a training that never failed, from a child without any of the student's code."""
-    return str(current_stage().run(Play.of(loops.undisturbed), _LOOP_S).value)
+    return str(current_stage().run(Play.of(loops.undisturbed), LOOP_S).value)
 
 
-def _folder() -> str:
+def new_folder() -> str:
+    """For checkpoints of one run."""
     return str(current_stage().new_folder("lab03"))
 
 
-def _drive(exam: Exam, name: str, right: str, trouble: dict[str, str], *, look: str, calls: int | None = None,
-           raises: str = "") -> None:
-    """One run of the loop: it must end in the right bits, or raise what it should."""
-    seen = exam.see(name, loops.drive, seconds=_LOOP_S, gives=dict, look=look, folder=_folder(),
+def drive(exam: Exam, name: str, right: str, trouble: dict[str, str], *, look: str, calls: int | None = None,
+          raises: str = "", after: bool = True) -> bool:
+    """One run of the loop: it must end in the right bits and say how many failures there were, or raise what it should.
+    That something goes up counts only `after` a failure was survived: a loop that recovers from nothing raises too."""
+    seen = exam.see(name, loops.drive, seconds=LOOP_S, gives=dict, look=look, folder=new_folder(),
                     trouble=trouble) if exam.wants(name) else None
     if seen is None:
-        return
+        return False
     got, raised = seen.value, str(seen.value.get("raised", ""))
     if raises:
-        exam.expect(name, raised.startswith(raises), expected=f"{raises} goes up to the caller", look=look,
-                    got=_fate(got, right))
-        return
+        return exam.expect(name, after and raised.startswith(raises), look=look if after else "first survive a failure",
+                           expected=f"{raises} goes up to the caller, from a loop that survives other failures",
+                           got=fate(got, right))
     well = not raised and got.get("digest") == right and _all_well(got) and calls in (None, got.get("calls"))
-    exam.expect(name, well, expected="the bits of a training that never failed, from good checkpoints only",
-                got=_fate(got, right), look=look)
+    counted = _counted(got, len(trouble))
+    return exam.expect(name, well and counted, got=fate(got, right), look=look if counted or not well else
+                       "return how many failures there were", expected="the bits of a training that never failed, "
+                       f"from good checkpoints only, and {len(trouble)} returned")
+
+
+def _counted(got: dict[str, Any], failures: int) -> bool:
+    """Whether the loop said how many failures there were."""
+    return got.get("returned") == failures and type(got.get("returned")) is int
 
 
 def _resume(exam: Exam, right: str, dies_in: int) -> None:
     name = "the process is killed; called again in a new one, it resumes"
     look = "begin with load_checkpoint: None means from scratch, else go on behind the epochs that are done"
-    seen = exam.see(name, loops.drive_twice, seconds=_LOOP_S, gives=dict, look=look, folder=_folder(),
+    seen = exam.see(name, loops.drive_twice, seconds=LOOP_S, gives=dict, look=look, folder=new_folder(),
                     dies_in=dies_in) if exam.wants(name) else None
     if seen:
         got = seen.value
         left = loops.EPOCHS - dies_in
-        well = got.get("digest") == right and not got.get("raised") and got.get("calls") == left
+        well = got.get("digest") == right and not got.get("raised") and got.get("calls") == left and _counted(got, 0)
         exam.expect(name, well, look=look, expected=f"the {left} epochs that are left are trained, to the same bits",
-                    got=_fate(got, right))
-
-
-def _group(exam: Exam, right: str) -> None:
-    name = "the loss is NaN on rank 1 only: both ranks go back"
-    look = "all ranks must agree on whether somebody failed: somebody_failed(...) after every epoch, on every rank"
-    seen = exam.see(name, loops.drive_group, seconds=_LOOP_S, gives=list, look=look, folder=_folder(),
-                    trouble={"2": "nan loss"}) if exam.wants(name) else None
-    if seen:
-        ranks = [each if isinstance(each, dict) else {} for each in seen.value]
-        well = len(ranks) == 2 and all(each.get("digest") == right and not each.get("raised") and
-                                       each.get("calls") == loops.EPOCHS + 1 for each in ranks)
-        exam.expect(name, well, expected="the same bits on both, after one epoch more", look=look,
-                    got="; ".join(f"rank {rank}: {_fate(each, right)}" for rank, each in enumerate(ranks)))
+                    got=fate(got, right))
 
 
 def _all_well(got: dict[str, Any]) -> bool:
@@ -230,8 +245,9 @@ def _saved(got: dict[str, Any]) -> list[dict[str, Any]]:
     return [each for each in saved if isinstance(each, dict)] if isinstance(saved, list) else []
 
 
-def _fate(got: dict[str, Any], right: str) -> str:
-    raised = got.get("raised") or "it returned"
+def fate(got: dict[str, Any], right: str) -> str:
+    """How a run ended, in words."""
+    raised = got.get("raised") or f"it returned {got.get('returned')!r}"
     state = "the right bits" if got.get("digest") == right else "other bits"
     saved = [(each.get("epoch"), "" if each.get("well") else "with NaN in it") for each in _saved(got)]
     told = ", ".join(f"{epoch}{' ' + how if how else ''}" for epoch, how in saved)

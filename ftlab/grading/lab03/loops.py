@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ftlab.checkpoint.distributed import DistributedCheckpointManager, Loaded
+from ftlab.cluster.forks import die_with
 from ftlab.grading.stage.canonical import digest
 from ftlab.health.monitor import HealthMonitor
 
@@ -108,19 +109,21 @@ def undisturbed() -> str:
 
 def drive(recover: Recover, folder: str, trouble: dict[str, str], max_failures: int = 3) -> dict[str, Any]:
     """Run the student's loop through trouble; what came of it."""
-    training, manager, raised = Training(trouble), WatchedManager(folder), ""
+    training, manager, raised, returned = Training(trouble), WatchedManager(folder), "", None
     try:
-        recover(training.train_epoch, training.model, training.optimizer, training.loader, EPOCHS, manager,
-                HealthMonitor(), max_failures=max_failures)
+        returned = recover(training.train_epoch, training.model, training.optimizer, training.loader, EPOCHS, manager,
+                           HealthMonitor(), max_failures=max_failures)
     except BaseException as error:
         raised = f"{type(error).__name__}: {error}"[:300]
-    return {"digest": training.digest(), "calls": training.calls, "saved": manager.saved, "raised": raised}
+    return {"digest": training.digest(), "calls": training.calls, "saved": manager.saved, "raised": raised,
+            "returned": returned if isinstance(returned, int | None) else repr(returned)[:100]}
 
 
 def drive_twice(recover: Recover, folder: str, dies_in: int) -> dict[str, Any]:
     """The process that runs the loop is killed in some epoch; then another process begins anew in the same folder."""
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if child == 0:
+        die_with(parent)
         with contextlib.suppress(BaseException):
             drive(recover, folder, {str(dies_in): "kill"})
         os._exit(0)
@@ -132,8 +135,9 @@ def drive_group(recover: Recover, folder: str, trouble: dict[str, str]) -> list[
     """Two ranks run the loop together, and something happens to rank 1 only; what came of each."""
     children = []
     for rank in range(2):
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
+            die_with(parent)
             with contextlib.suppress(BaseException):
                 _member(recover, Path(folder), rank, trouble if rank == 1 else {})
             os._exit(0)

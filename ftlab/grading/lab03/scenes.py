@@ -15,8 +15,7 @@ from ftlab.cluster.cluster import Cluster
 from ftlab.config import DEFAULT_BUDGETS
 from ftlab.errors import FtlabError
 from ftlab.faults import kill, nan
-from ftlab.grading.lab03.situations import plain, read
-from ftlab.policy import Action, Snapshot
+from ftlab.policy import Action, Failure, Snapshot, Wait
 from ftlab.train.example import train_network
 
 PATIENT: dict[str, Any] = {"start_timeout_s": 300.0, "suspect_s": 5.0, "dead_s": 10.0, "lease_s": 60.0,
@@ -42,14 +41,29 @@ def _answer(policy: Callable[[Snapshot, dict[str, int]], Any], question: Mapping
         return {"raised": f"{type(error).__name__}: {error}"[:300]}
 
 
+def plain(action: Action | None) -> dict[str, Any]:
+    """An action as data that can be compared: its name and what it would do, without its reasons."""
+    if action is None:
+        return {"action": "None"}
+    said = {name: value for name, value in vars(action).items() if name != "reason"}
+    if "restart" in said and not said["restart"]:  # nobody, as a tuple or a list
+        del said["restart"]
+    return {"action": type(action).__name__, **json.loads(json.dumps(said))}
+
+
+def read(data: Mapping[str, Any]) -> tuple[Snapshot, dict[str, int]]:
+    """A snapshot and budgets from JSON."""
+    fields = dict(data["snapshot"])
+    fields["failures"] = tuple(Failure(**each) for each in fields["failures"])
+    for name in ("members", "spares"):
+        fields[name] = tuple(fields[name])
+    return Snapshot(**fields), dict(data["budgets"])
+
+
 def run_cluster(policy: Callable[..., Any], steps: int, kill_at: int, nan_at: int, seconds_s: float) -> dict[str, Any]:
-    """A job under this policy, with a node that is killed and a gradient that turns into NaN: its event log, and the
-    digest of an undisturbed twin under the reference policy."""
+    """A job under this policy, with a node that is killed and a gradient that turns into NaN: its event log."""
     with Cluster(2, 1, echo=None, **PATIENT) as cluster:
-        plan: dict[str, Any] = {"steps": steps, "step_s": 0.02, "record_samples": True,
-                                "budgets": dict.fromkeys(DEFAULT_BUDGETS, 20)}
-        twin = cluster.submit(train_network, **plan).result(timeout=seconds_s)
-        job = cluster.submit(train_network, policy=policy, **plan)
+        job = cluster.submit(train_network, policy=policy, **_plan(steps))
         cluster.inject(kill("rank-1", at_step=kill_at))
         cluster.inject(nan("rank-0", at_step=nan_at))
         error = ""
@@ -59,5 +73,20 @@ def run_cluster(policy: Callable[..., Any], steps: int, kill_at: int, nan_at: in
             error = str(raised)[:500]
             with contextlib.suppress(FtlabError):
                 job.cancel()
-        return {"twin": twin.facts["digest"], "error": error,
-                "events": [json.loads(event.to_json()) for event in job.events]}
+        return {"error": error, "events": [json.loads(event.to_json()) for event in job.events]}
+
+
+def run_twin(steps: int, seconds_s: float) -> str:
+    """The digest of the same job without any fault, and without any of the student's code."""
+    with Cluster(2, 0, echo=None, **PATIENT) as cluster:
+        twin = cluster.submit(train_network, policy=_wait, **_plan(steps)).result(timeout=seconds_s)
+        return str(twin.facts["digest"])
+
+
+def _plan(steps: int) -> dict[str, Any]:
+    return {"steps": steps, "step_s": 0.02, "record_samples": True, "budgets": dict.fromkeys(DEFAULT_BUDGETS, 20)}
+
+
+def _wait(snapshot: Snapshot, budgets: Mapping[str, int]) -> Action:
+    """A policy that does nothing: the reference is not there while this lab is graded."""
+    return Wait(reason="nothing is wrong")

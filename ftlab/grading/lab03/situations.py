@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ftlab.config import DEFAULT_BUDGETS
-from ftlab.policy import Abort, Action, Failure, Snapshot, decide, is_of_a_step
+from ftlab.grading.lab03.scenes import plain, read
+from ftlab.policy import Abort, Failure, Snapshot, decide, is_of_a_step
 
 RECORDED = Path(__file__).parent / "recorded.json"
 _SPARES = ("node-7", "node-5", "node-8")
@@ -29,6 +30,7 @@ class Situation:
     budgets: Mapping[str, int]
     look: str = ""
     refusing: bool = False  # the question is only whether to give up
+    pair: str = ""  # situations of one pair count together: who always says the same is wrong in one of them
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -41,30 +43,11 @@ class Situation:
         return plain(action if not self.refusing or isinstance(action, Abort) else None)
 
 
-def plain(action: Action | None) -> dict[str, Any]:
-    """An action as data that can be compared: its name and what it would do, without its reasons."""
-    if action is None:
-        return {"action": "None"}
-    said = {name: value for name, value in vars(action).items() if name != "reason"}
-    if said.get("restart") == ():
-        del said["restart"]
-    return {"action": type(action).__name__, **json.loads(json.dumps(said))}
-
-
-def read(data: Mapping[str, Any]) -> tuple[Snapshot, dict[str, int]]:
-    """A snapshot and budgets from JSON."""
-    fields = dict(data["snapshot"])
-    fields["failures"] = tuple(Failure(**each) for each in fields["failures"])
-    for name in ("members", "spares"):
-        fields[name] = tuple(fields[name])
-    return Snapshot(**fields), dict(data["budgets"])
-
-
 @cache
 def recorded() -> tuple[Situation, ...]:
     """What a real controller and real workers asked."""
     rows = json.loads(RECORDED.read_text(encoding="utf-8"))
-    return tuple(Situation(name=f"recorded: {row['name']}", snapshot=snapshot, budgets=budgets)
+    return tuple(Situation(name=f"recorded: {row['name']}", snapshot=snapshot, budgets=budgets, pair="recorded")
                  for row in rows for snapshot, budgets in [read(row)])
 
 
@@ -87,7 +70,7 @@ def refusals(seed: int) -> list[Situation]:
     cause = draw.choice(["node", "crash", "numbers"])
     step = draw.randrange(20, 900)
     dead = Failure(cause="node", node="node-1", detail="killed by SIGKILL")
-    return [
+    return _paired([
         _refusal("a failure with budget left is no reason to give up", [dead], step=step,
                    look="return None: then the next function decides"),
         _refusal("a failure that no retry can mend ends the job", [
@@ -107,7 +90,7 @@ def refusals(seed: int) -> list[Situation]:
                    step=step, holders=0, saved=step // 10 * 10, look="what was saved can be loaded: return None"),
         _refusal("nobody holds the state, but nothing was done yet", [dead], step=0, holders=0,
                    look="before the first step there is nothing to lose: return None"),
-    ]
+    ], ["budget", "fatal", "budget", "cause", "cause", "state", "state", "fatal"])
 
 
 # ---- nodes and workers -------------------------------------------------------------------------------------
@@ -120,7 +103,7 @@ def worlds(seed: int) -> list[Situation]:
     one, two = draw.sample(members, 2)
     crash = Failure(cause="crash", node=two, local_rank=0, detail="exit code 1")
     stay = tuple(each for each in members if each != one)
-    return [
+    return _paired([
         _situation("a node is dead, and there is a spare", [_dead(one)], members, spares=_SPARES[:1],
                    look="Replace(seats={dead: spare})"),
         _situation("two nodes are dead, and there are three spares", [_dead(one), _dead(two)], members,
@@ -134,6 +117,9 @@ def worlds(seed: int) -> list[Situation]:
                    minimum=len(members), look="fewer than minimum: Abort(error=\"RecoveryExhausted\", cause=\"node\")"),
         _situation("a worker failed, and its node is well", [crash], members, spares=_SPARES[:1],
                    look="Restart(restart=((node, local_rank),)): only that worker; the others keep their memory"),
+        _situation("a worker makes no progress, and its node is well", [
+            Failure(cause="stall", node=two, local_rank=0, detail="no step for 9.1 s")], members, spares=_SPARES[:1],
+            look="a stalled worker is a failed one: it has a local_rank, whatever the cause is called"),
         _situation("a worker failed while another node died", [crash, _dead(one)], members, spares=_SPARES[:1],
                    look="one action for both: Replace(seats=..., restart=...)"),
         _situation("a worker failed on a node that is dead as well", [
@@ -142,7 +128,7 @@ def worlds(seed: int) -> list[Situation]:
         _situation("ranks lost each other, and everybody is well", [
             Failure(cause="link", detail="ranks lost each other and no node died")], members,
             look="nothing is broken but the group: Continue()"),
-    ]
+    ], ["replace", "replace", "few", "few", "few", "worker", "worker", "both", "both", "worker"])
 
 
 # ---- steps -------------------------------------------------------------------------------------------------
@@ -154,7 +140,7 @@ def steps(seed: int) -> list[Situation]:
     step = draw.randrange(30, 500)
     saved = step - draw.randrange(5, 20)
     bad, memory = _failure("numbers"), _failure("oom")
-    return [
+    return _paired([
         _step("bad numbers for the first time", bad, step, saved=saved, look="tries == 0: Retry()"),
         _step("bad numbers again: it is the batch", bad, step, tries=1, saved=saved, look="Skip()"),
         _step("bad numbers again, two steps after a checkpoint was loaded", bad, step, tries=1, saved=saved,
@@ -170,7 +156,11 @@ def steps(seed: int) -> list[Situation]:
               look="Split()"),
         _step("memory ran out for a single sample", memory, step, saved=saved,
               look="can_split is False: Abort(error=\"OutOfMemory\", cause=\"oom\", ...)"),
-    ]
+    ], ["first", "first", "load", "load", "row", "row", "row", "memory", "memory"])
+
+
+def _paired(situations: list[Situation], pairs: list[str]) -> list[Situation]:
+    return [replace(each, pair=pair) for each, pair in zip(situations, pairs, strict=True)]
 
 
 def _refusal(name: str, failures: list[Failure], look: str, **more: Any) -> Situation:

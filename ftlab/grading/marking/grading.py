@@ -3,7 +3,8 @@
 First every submission is taken in and sanitized by nbgrader's own steps; those that were not marked before go to the
 workers, and each record is kept as soon as it is there: after a crash or Ctrl-C only the rest is left to do. Then
 Autograde runs for one student after the other, as only one may write to the gradebook; our preprocessor finds the
-record under the same key and runs nothing. What was graded before, from the same bytes, is left as it is.
+record under the same key and runs nothing. What was graded before, from the same bytes, is left as it is; only late
+penalties are computed for all, each time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -30,11 +30,12 @@ from nbgrader.plugins.export import CsvExportPlugin
 from traitlets.config import Config
 
 from ftlab.cluster.sandbox import Limits, choose
-from ftlab.errors import ClusterError, FtlabError
+from ftlab.errors import ClusterError, ConfigError, FtlabError
 from ftlab.grading.course.course import Course
 from ftlab.grading.course.record import Record as Release
 from ftlab.grading.course.release import generate
 from ftlab.grading.marking.intake import Submission, find, take_in
+from ftlab.grading.marking.lateness import assign_penalty
 from ftlab.grading.marking.pool import Pool
 from ftlab.grading.marking.preprocessors import AUTOGRADE, SANITIZE, STATE, SandboxedExecute
 from ftlab.grading.marking.record import Record, Records
@@ -48,14 +49,17 @@ class Graded:
     """How one submission went."""
 
     student: str
-    score: float = 0.0
+    score: float = 0.0  # what counts: the late penalty is taken off
     points: float = 0.0  # at most
+    penalty: float = 0.0  # for being late
+    late_s: float = 0.0  # so many seconds after the due date
     manual: bool = False  # something is left for a person to grade
     seconds: float = 0.0  # in its sandbox; 0 if nothing was run
     unchanged: bool = False  # it was graded before, from the same bytes
     notes: list[str] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)  # what an instructor has to look at
-    problem: str = ""  # why it could not be graded: it counts 0
+    problem: str = ""  # why it could not be graded: it counts 0, unless
+    counts: str = ""  # ... an earlier hand-in was graded: which one, and it goes on counting as a whole
     failed: str = ""  # why the grader could not grade it: nothing is written, and the next run tries again
 
 
@@ -99,13 +103,15 @@ class _Run:
         self.records = Records(self.state / "records")
         self.config = _config(course, kind)
         self.database = str(course.directory.db_url)
+        self._common: list[str] = []  # what all marks of this run depend on
         self._doubtful: list[str] = []  # keys of records for this time only: the next run tries again
 
     def grade(self, progress: Progress) -> list[Graded]:
-        release = self._register()
         found = find(self.course, self.lab, list(self.settings.students))
+        release = self._register()
+        self._common = [self._source_digest(), release.digest, code_digest(), self.kind]
         rows = {each.student: Graded(each.student) for each in found}
-        stamps = {each.student: self._stamp(each, release) for each in found}
+        stamps = {each.student: self._stamp(each, rows[each.student]) for each in found}
         todo = [each for each in found if not self._as_before(rows[each.student], stamps[each.student])]
         sheets = {}
         for number, each in enumerate(todo, 1):
@@ -120,6 +126,11 @@ class _Run:
         finally:
             for key in self._doubtful:
                 self.records.drop(key)
+        for row in (row for row in rows.values() if not row.failed):
+            try:
+                assign_penalty(self.config, self.database, self.lab, row.student)
+            except Exception as error:  # a plugin of the course's own
+                row.failed = f"its late penalty: {_in_words(error)}"
         with Gradebook(self.database) as gradebook:
             for row in rows.values():
                 _fill_in(row, gradebook, self.lab)
@@ -145,9 +156,17 @@ class _Run:
                 return bool(gradebook.find_assignment(self.lab).notebooks)
         return False
 
-    def _stamp(self, submission: Submission, release: Release) -> str:
-        """All that the marks of a submission depend on."""
-        facts = [submission.digest, self._source_digest(), release.digest, code_digest(), self.kind]
+    def _stamp(self, submission: Submission, row: Graded) -> str:
+        """All that the marks of a submission depend on; one that cannot even be read has a problem from here on."""
+        try:
+            submission.student.encode()  # the gradebook knows text only
+            facts = [submission.digest, *self._common]
+        except UnicodeEncodeError:
+            row.failed = "the name of its folder is no text: rename it"
+            return ""
+        except (OSError, ConfigError) as error:
+            row.problem = _in_words(error)
+            return ""
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()
 
     def _note(self, student: str) -> Path:
@@ -155,21 +174,25 @@ class _Run:
 
     def _as_before(self, row: Graded, stamp: str) -> bool:
         """Whether it was graded from the same bytes and nobody threw that away; the row is filled in then."""
-        if self.settings.again:
+        if self.settings.again or not stamp:
             return False
         try:
             note = json.loads(self._note(row.student).read_text())
         except (OSError, ValueError):
             return False
-        autograded = Path(self.course.directory.format_path(self.course.directory.autograded_directory, row.student,
-                                                            self.lab))
-        if note.get("stamp") != stamp or note["troubles"] or not (note["problem"] or autograded.is_dir()):
+        there = self._autograded(row.student).is_dir()
+        if note.get("stamp") != stamp or note["troubles"] or not (there or (note["problem"] and not note["counts"])):
             return False
-        row.unchanged, row.notes, row.problem = True, note["notes"], note["problem"]
+        row.unchanged, row.notes, row.problem, row.counts = True, note["notes"], note["problem"], note["counts"]
         return True
+
+    def _autograded(self, student: str) -> Path:
+        return Path(self.course.directory.format_path(self.course.directory.autograded_directory, student, self.lab))
 
     def _prepare(self, submission: Submission, row: Graded, release: Release) -> Sheet | None:
         """The sheet of a submission that has to be marked; None if that is not possible, or was done before."""
+        if row.problem or row.failed:
+            return None
         try:
             take_in(submission, self.course, release, self.state / "intake" / submission.student / self.lab)
             row.notes, row.problem = submission.notes, submission.problem
@@ -196,45 +219,48 @@ class _Run:
         return execute.sheet(nbformat.reads(text, as_version=4), resources)
 
     def _mark(self, sheets: dict[str, Sheet], rows: dict[str, Graded], progress: Progress) -> None:
-        def keep(student: str, record: Record) -> None:
-            key = sheets[student].key(self.kind)
+        def keep(key: str, record: Record) -> None:
             self._doubtful += [key] if record.troubles else []
             self.records.keep(key, record)
 
+        same: dict[str, list[str]] = {}  # key → the students whose notebooks are the same to the byte
+        for student, sheet in sheets.items():
+            same.setdefault(sheet.key(self.kind), []).append(student)
         cores = os.cpu_count() or 1
-        jobs = min(self.settings.jobs or cores, max(1, len(sheets)))
+        jobs = min(self.settings.jobs or cores, max(1, len(same)))
         limits = replace(self.settings.limits, cpus=max(1.0, cores / jobs))
-        pool, marked = Pool(jobs, self.kind, limits), list[str]()
-        with contextlib.closing(pool.marked(list(sheets.items()), keep)) as results:
-            for student, found in results:
-                marked.append(student)
-                if isinstance(found, Exception):
-                    rows[student].failed = _in_words(found)
-                else:
-                    row = rows[student]
-                    row.notes, row.seconds, row.troubles = [*row.notes, *found.notes], found.seconds, found.troubles
-                progress("grading", len(marked), len(sheets))
+        pool, marked = Pool(jobs, self.kind, limits), 0
+        todo = [(key, sheets[students[0]]) for key, students in same.items()]
+        with contextlib.closing(pool.marked(todo, keep)) as results:
+            for key, found in results:
+                for student in same[key]:
+                    _note_found(rows[student], found, first=student == same[key][0])
+                marked += len(same[key])
+                progress("grading", marked, len(sheets))
 
     def _write(self, submission: Submission, row: Graded, stamp: str) -> None:
         """Have nbgrader write what it knows now into the gradebook; a failure of ours costs no student anything."""
-        if not row.problem and not row.failed:
-            try:
+        try:
+            if row.problem:
+                with Gradebook(self.database) as gradebook:
+                    if self._autograded(submission.student).is_dir():
+                        row.counts = _earlier(gradebook, self.lab, submission.student)
+                    if not row.counts:
+                        _zero(gradebook, self.lab, submission.student)
+            elif not row.failed:
                 self._autograde(submission.student, force=True).start()
-            except Exception as error:
-                row.failed = _in_words(error)
+        except Exception as error:
+            row.failed = _in_words(error)
         if row.failed:
             return
-        if row.problem:
-            with Gradebook(self.database) as gradebook:
-                _zero(gradebook, self.lab, submission.student)
         file = self._note(submission.student)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({**asdict(row), "stamp": stamp}))
 
     def _autograde(self, student: str, force: bool = False) -> Any:
         config = copy.deepcopy(self.config)
-        config.CourseDirectory.update(student_id=_literally(student), assignment_id=self.lab)
-        converter = Autograde(coursedir=CourseDirectory(config=config), config=config)
+        config.CourseDirectory.update(student_id=student, assignment_id=self.lab)
+        converter = _AutogradeOne(coursedir=CourseDirectory(config=config), config=config)
         converter.force = force
         return converter
 
@@ -249,15 +275,39 @@ def _config(course: Course, kind: str) -> Config:
     return config
 
 
-def _literally(name: str) -> str:
-    """nbgrader takes a student's name as a pattern for folders."""
-    return re.sub(r"([*?[])", r"[\1]", name)
+class _AutogradeOne(Autograde):
+    """Of one student, whose name is a name: nbgrader takes it as a pattern for folders."""
+
+    def init_notebooks(self) -> None:
+        """The notebooks in the folder of that very name."""
+        folder = str(self._format_source(self.coursedir.assignment_id, self.coursedir.student_id))
+        self.notebooks: list[str] = []
+        self.assignments: dict[str, list[str]] = {folder: sorted(str(each) for each in Path(folder).glob("*.ipynb"))}
+
+
+def _note_found(row: Graded, found: Record | Exception, first: bool) -> None:
+    """What marking gave, in the row of one of those who handed in the same; the time is that of the first."""
+    if isinstance(found, Exception):
+        row.failed = _in_words(found)
+        return
+    row.notes, row.troubles = [*row.notes, *found.notes], found.troubles
+    row.seconds = found.seconds if first else 0.0
 
 
 def _fill_in(row: Graded, gradebook: Gradebook, lab: str) -> None:
-    with contextlib.suppress(MissingEntry):
+    with contextlib.suppress(MissingEntry, UnicodeEncodeError):
         found = gradebook.find_submission(lab, row.student)
-        row.score, row.points, row.manual = float(found.score), float(found.max_score), bool(found.needs_manual_grade)
+        row.penalty, row.late_s = float(found.late_submission_penalty or 0), float(found.total_seconds_late or 0)
+        row.score = max(0.0, float(found.score) - row.penalty)
+        row.points, row.manual = float(found.max_score), bool(found.needs_manual_grade)
+
+
+def _earlier(gradebook: Gradebook, lab: str, student: str) -> str:
+    """Which hand-in the marks in the gradebook are of; its comments and feedback are too."""
+    with contextlib.suppress(MissingEntry):
+        at = gradebook.find_submission(lab, student).timestamp
+        return f"the one {f'of {at:%Y-%m-%d %H:%M:%S} UTC, ' if at else ''}that was graded before"
+    return ""
 
 
 def _zero(gradebook: Gradebook, lab: str, student: str) -> None:

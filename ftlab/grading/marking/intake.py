@@ -1,7 +1,8 @@
 """Submissions as they lie in `submitted/`, taken in as nbgrader can grade them: whole, named right, and files only.
 
 `submitted/` itself is never changed. A link is left out and told of; a notebook under another name is recognised by its
-cells; one that cannot be read at all is a problem of that submission and of no other.
+cells; one that cannot be read at all is a problem of that submission and of no other. What is too large to be graded is
+not read either: a file of 60 GB costs as much as one of a megabyte.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from ftlab.grading.course import cells
 from ftlab.grading.course.course import Course
 from ftlab.grading.course.record import FILE, Record
 from ftlab.grading.course.repair import repair
+from ftlab.grading.marking.sheet import file_digest
 
 _MAX_NOTEBOOK = 20 << 20  # bytes
 _MAX_BESIDE = 50 << 20  # bytes of all other files together
-_STAMP = "timestamp.txt"
+_MAX_FILES = 2000  # files, folders and links in all
 
 
 @dataclass
@@ -38,10 +40,11 @@ class Submission:
 
     @property
     def digest(self) -> str:
-        """Of all that was handed in."""
+        """Of all that was handed in; of a file that is too large to be graded only its size counts. Raises ConfigError
+        for more files than we look at, OSError for one that cannot be read."""
         sha = hashlib.sha256()
         for name, path in _entries(self.folder):
-            kind = "link" if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest()
+            kind = "link" if path.is_symlink() else _content(path)
             sha.update(f"{name}\0{kind}\0".encode("utf-8", "surrogateescape"))
         return sha.hexdigest()
 
@@ -65,10 +68,10 @@ def take_in(submission: Submission, course: Course, release: Record, into: Path)
     if submission.folder.is_symlink() or submission.folder.parent.is_symlink():
         submission.problem = "its folder is a symbolic link"
         return
-    links = [name for name, path in _entries(submission.folder) if path.is_symlink()]
-    submission.notes += [f"{name} is a symbolic link: left out" for name in links]
     try:
-        text = _notebook(submission, release)
+        links = [name for name, path in _entries(submission.folder) if path.is_symlink()]
+        submission.notes += [f"{name} is a symbolic link: left out" for name in links]
+        text = notebook_text(submission, release)
         whole = repair(text, release)
     except ConfigError as error:
         submission.problem = error.message
@@ -81,7 +84,7 @@ def take_in(submission: Submission, course: Course, release: Record, into: Path)
         _copy(Path(name), into / Path(name).relative_to(source))
 
 
-def _notebook(submission: Submission, release: Record) -> str:
+def notebook_text(submission: Submission, release: Record) -> str:
     """The text of the notebook; one under another name counts if it is the only one that has cells of this lab."""
     named = submission.folder / release.notebook
     if _is_file(named):
@@ -97,6 +100,11 @@ def _notebook(submission: Submission, release: Record) -> str:
     [(path, text)] = ours.items()
     submission.notes.append(f"{path.name} was taken for {release.notebook}")
     return text
+
+
+def _content(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size} bytes" if size > max(_MAX_NOTEBOOK, _MAX_BESIDE) else file_digest(path)
 
 
 def _read(path: Path) -> str:
@@ -118,7 +126,7 @@ def _copy_beside(submission: Submission, course: Course, into: Path) -> None:
             continue
         room -= path.stat().st_size
         if room < 0:
-            submission.notes.append(f"files beyond {_MAX_BESIDE >> 20} MB were left out, from {path.name} on")
+            submission.notes.append(f"files beyond {_MAX_BESIDE >> 20} MB in all were left out, from {path.name} on")
             return
         _copy(path, into / path.relative_to(submission.folder))
 
@@ -141,7 +149,11 @@ def _entries(folder: Path) -> Iterator[tuple[str, Path]]:
     if folder.is_symlink():
         yield "", folder
         return
+    seen = 0
     for parent, folders, files in os.walk(folder):
+        seen += len(folders) + len(files)
+        if seen > _MAX_FILES:
+            raise ConfigError(f"it holds more than {_MAX_FILES} files and folders")
         for name in sorted([*files, *(each for each in folders if Path(parent, each).is_symlink())]):
             path = Path(parent, name)
             if _is_file(path) or path.is_symlink():

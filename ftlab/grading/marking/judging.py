@@ -54,9 +54,9 @@ def _judge(step: Step, answers: dict[str, Answer], stage: Stage) -> Judged:
         return Judged(0.0, [*_stream(printed), _failed(error)])
     except FtlabError as error:
         down = "" if stage.open else "the sandbox broke down: "
-        return Judged(0.0, [*_stream(printed), _failed(error)], f"{step.id}: {down}{error.message}")
+        return Judged(0.0, [*_stream(printed), _failed(error)], f"{step.id}: {down}{_quoted(error, error.message)}")
     except Exception as error:
-        return Judged(0.0, [*_stream(printed), _failed(error)], f"{step.id}: {type(error).__name__}: {error}"[:500])
+        return Judged(0.0, [*_stream(printed), _failed(error)], f"{step.id}: {_quoted(error, str(error))}")
     result = [new_output("execute_result", data={"text/plain": repr(points)}, execution_count=None)]
     return Judged(points, [*_stream(printed), *result], trouble)
 
@@ -77,6 +77,12 @@ def _points(value: Any, step: Step) -> tuple[float, str]:
         return 0.0, f"{step.id}: it gave {value!r}, which is no number of points"
     inside = min(max(float(value), 0.0), step.points)
     return inside, "" if inside == value else f"{step.id}: it gave {value:g} points of {step.points:g}"
+
+
+def _quoted(error: BaseException, words: str) -> str:
+    """What a check that failed said. Words of the student may be among it, and must not be taken for ours."""
+    return f"the check ended with {type(error).__name__}; it says, and a student's code may have worded it: " + \
+        repr("".join(each if each.isprintable() else " " for each in words))[:500]
 
 
 def _stream(printed: io.StringIO) -> list[NotebookNode]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Self
 
 from ftlab.cluster.sandbox import Sandbox
 from ftlab.errors import FtlabError
+from ftlab.grading.draws import drawing
 from ftlab.grading.marking.judging import judge
 from ftlab.grading.marking.playing import play_notebook
 from ftlab.grading.marking.record import Record
 from ftlab.grading.marking.sheet import Sheet
+from ftlab.grading.marking.suspicion import suspicious
 from ftlab.grading.stage import Stage
 
 _STARTS = 6  # of sandboxes for one notebook
@@ -19,8 +22,8 @@ _STARTS = 6  # of sandboxes for one notebook
 class Sitting:
     """The sandboxed stage of one submission; a new one takes the place of one that has broken down."""
 
-    def __init__(self, sandbox: Sandbox, modules: list[str]) -> None:
-        self._sandbox, self._modules = sandbox, modules
+    def __init__(self, sandbox: Sandbox, sheet: Sheet, folder: Path | None = None) -> None:
+        self._sandbox, self._sheet, self._folder = sandbox, sheet, folder
         self._stage: Stage | None = None
         self.starts = 0
 
@@ -28,8 +31,12 @@ class Sitting:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._stage is not None:
-            self._stage.close()
+        self._close()
+
+    def _close(self) -> None:
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage.close()
 
     def stage(self) -> Stage:
         """The stage; raises FtlabError when it broke down too often."""
@@ -37,20 +44,27 @@ class Sitting:
             if self.starts >= _STARTS:
                 raise FtlabError(f"the sandbox of this submission broke down {_STARTS} times")
             self.starts += 1
-            self._stage = Stage(preload=self._modules, opener=self._sandbox.opener).__enter__()
+            self._close()
+            self._stage = Stage(self._folder, self._sheet.modules, self._sandbox.opener, self._sheet.labs).__enter__()
         return self._stage
 
 
-def mark(sheet: Sheet, sandbox: Sandbox) -> Record:
-    """Run and judge one notebook. Raises FtlabError only when no sandbox can be started."""
+def mark(sheet: Sheet, sandbox: Sandbox, folder: Path | None = None) -> Record:
+    """Run and judge one notebook, with its stages in `folder`. Raises FtlabError when no sandbox can be started.
+
+    Visible cells are judged first, then the hidden ones in a room that was emptied: what a part learns of a hidden test
+    cannot reach the output of a visible one.
+    """
     begin = time.monotonic()
-    with Sitting(sandbox, sheet.modules) as sitting:
+    with Sitting(sandbox, sheet, folder) as sitting, drawing(sheet.draws):
         played = play_notebook(sitting.stage, sheet)
         outputs, points, troubles = dict(played.outputs), dict[str, float](), list[str]()
-        for step in sheet.steps:
-            if step.graded:
-                judged = judge(step, played.answers[step.index], sitting.stage)
-                outputs[step.index], points[step.id] = judged.outputs, judged.points
-                troubles += [judged.trouble] if judged.trouble else []
+        for step in sorted((step for step in sheet.steps if step.graded), key=lambda step: step.hidden):
+            if step.hidden:
+                sitting.stage().clear_room()
+            judged = judge(step, played.answers[step.index], sitting.stage)
+            outputs[step.index], points[step.id] = judged.outputs, judged.points
+            troubles += [judged.trouble] if judged.trouble else []
     return Record(outputs={str(index): list(found) for index, found in outputs.items()}, points=points,
-                  notes=played.notes, troubles=troubles, seconds=round(time.monotonic() - begin, 2))
+                  notes=[*played.notes, *suspicious(sheet)], troubles=troubles,
+                  seconds=round(time.monotonic() - begin, 2))

@@ -1,7 +1,8 @@
 """The grader's end of the play: has the cells of a submission run in the sandbox, and takes in what they told.
 
-A cell that cannot be interrupted, or that ends its process, costs itself: the rest is run again without it. Nothing
-that is told is believed; types, sizes and pictures are looked at before they reach a notebook.
+A cell that cannot be interrupted, that ends its process, or that brings the sandbox down costs itself: the rest is run
+again without it, and what was told before stands where there is nothing newer. Nothing that is told is believed; types,
+sizes and pictures are looked at before they reach a notebook.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import binascii
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,8 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
-from ftlab.errors import JobError, WaitTimeout
 from ftlab.grading.marking.play import MAX_PART, MAX_PICTURE, MAX_PICTURES, MAX_TEXT, play_cells
-from ftlab.grading.marking.sheet import Sheet, Step
+from ftlab.grading.marking.sheet import RECEIPTS, Sheet, Step
 from ftlab.grading.stage import Answer, Outcome, Play, Stage
 
 _ATTEMPTS = 4  # so many cells may end the process, or hang beyond rescue
@@ -45,20 +45,33 @@ def play_notebook(stage: Callable[[], Stage], sheet: Sheet) -> Played:
     """Run the student's cells; `stage` gives the sandboxed stage, a new one if the last has broken down."""
     skipped: dict[int, str] = {}
     deadline = time.monotonic() + 2 * sheet.notebook_s
-    played = Played()
+    played, before = Played(), list[Played]()
     for _ in range(_ATTEMPTS):
         played = Played()
+        before.append(played)
         told, end = _perform(stage(), sheet, skipped, max(1.0, deadline - time.monotonic()))
         begun = _take_in(played, told, {step.index for step in sheet.steps} - set(skipped))
         if begun is None or time.monotonic() > deadline:
             break
         skipped[begun] = _how(end, sheet)
+    _fill_in(played, reversed(before))
     for index, reason in skipped.items():
         played.outputs[index] = [new_output("error", ename="CellEnded", evalue=reason, traceback=[])]
         played.errors[index] = reason
-        played.notes.append(f"{_id(sheet, index)}: {reason}")
+        played.notes.append(f"the cell {_id(sheet, index)[:80]!r}: {reason}")
     _explain_absent(played, sheet)
     return played
+
+
+def _fill_in(played: Played, before: Iterable[Played]) -> None:
+    """What an earlier attempt told, where the last one did not come so far."""
+    for earlier in before:
+        for index, outputs in earlier.outputs.items():
+            if index not in played.outputs:
+                played.outputs[index] = outputs
+                played.errors |= {index: earlier.errors[index]} if index in earlier.errors else {}
+        for index, answers in earlier.answers.items():
+            played.answers[index] = {**answers, **played.answers.get(index, {})}
 
 
 def _perform(stage: Stage, sheet: Sheet, skipped: dict[int, str], left: float) -> tuple[list[dict[str, Any]], Outcome]:
@@ -70,11 +83,7 @@ def _perform(stage: Stage, sheet: Sheet, skipped: dict[int, str], left: float) -
                                    {"index": step.index, "code": step.source}
                                    for step in sheet.steps if step.index not in skipped]
     play = Play.of(play_cells, steps=steps, cell_s=sheet.cell_s, folder=str(folder))
-    try:
-        return stage.hear(play, min(sheet.notebook_s, left), sheet.cell_s + _GRACE_S)
-    except (JobError, WaitTimeout) as error:  # the sandbox itself is gone, and what was told with it
-        stage.close()
-        return [], Outcome(ended=f"it brought the sandbox down: {error.message}")
+    return stage.hear(play, min(sheet.notebook_s, left), sheet.cell_s + _GRACE_S)
 
 
 def _take_in(played: Played, told: list[dict[str, Any]], expected: set[int]) -> int | None:
@@ -185,9 +194,9 @@ def _id(sheet: Sheet, index: int) -> str:
 
 
 def _copy(source: Path, folder: Path) -> None:
-    """What lies beside a notebook, links left out."""
+    """What lies beside a notebook, links and receipts left out."""
     for file in source.rglob("*"):
-        if file.is_file() and not file.is_symlink() and file.suffix != ".ipynb":
+        if file.is_file() and not file.is_symlink() and file.suffix != ".ipynb" and file.name not in RECEIPTS:
             target = folder / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)

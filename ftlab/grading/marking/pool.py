@@ -11,7 +11,6 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -20,10 +19,10 @@ from pathlib import Path
 
 from ftlab.cluster import engine
 from ftlab.cluster.sandbox import Limits
+from ftlab.cluster.temporary import TemporaryFolder
 from ftlab.errors import JobError, from_dict
 from ftlab.grading.marking.record import Record
 from ftlab.grading.marking.sheet import Sheet
-from ftlab.grading.stage.stage import remove
 
 _SHEET_S = 1800.0  # for one sheet; every wait below has its own limit, so this is never reached
 _END_S = 60.0  # for a worker to take its sandbox down
@@ -80,8 +79,8 @@ class Pool:
 
     def __init__(self, jobs: int, sandbox: str, limits: Limits) -> None:
         self._jobs, self._sandbox, self._limits = jobs, sandbox, limits
-        self._folder = Path(tempfile.mkdtemp(prefix="ftlab-grade-"))  # of all stages
-        self._folder.chmod(0o711)
+        self._folder = TemporaryFolder("grade")  # of all stages
+        self._folder.path.chmod(0o711)
         self._idle: list[Worker] = []
         self._all: list[Worker] = []
         self._closed = False
@@ -118,9 +117,9 @@ class Pool:
                 worker._process.send_signal(signal.SIGTERM)
         for worker in self._all:
             worker.close()
-        if self._folder.exists():
-            _remove_sandboxes(self._folder)
-            remove(self._folder)
+        if self._folder.path.exists():
+            _remove_sandboxes(self._folder.path)
+            self._folder.close()
 
     def _take(self) -> Worker:
         while self._idle:
@@ -129,7 +128,7 @@ class Pool:
                 return worker
         if self._closed:
             raise JobError("grading was stopped")
-        worker = Worker(self._sandbox, self._limits, self._folder)
+        worker = Worker(self._sandbox, self._limits, self._folder.path)
         self._all.append(worker)
         return worker
 

@@ -19,6 +19,7 @@ from traitlets import Float, Integer, Unicode
 from ftlab.cluster.sandbox import Limits, Sandbox, choose
 from ftlab.errors import FtlabError
 from ftlab.grading.course import cells as kinds
+from ftlab.grading.draws import course_secret
 from ftlab.grading.marking.marking import mark
 from ftlab.grading.marking.record import Records
 from ftlab.grading.marking.sheet import Sheet, sheet_of
@@ -112,7 +113,8 @@ class SandboxedExecute(NbGraderPreprocessor):
             sources = {cell.name: (cell.source, points[cell.name]) for cell in source.source_cells
                        if cell.name in points and cell.locked and cell.cell_type == "code"}
         beside = resources.get("metadata", {}).get("path", "")
-        return sheet_of(nb, sources, files=beside, cell_s=self.cell_timeout, notebook_s=self.notebook_timeout)
+        return sheet_of(nb, sources, files=beside, cell_s=self.cell_timeout, notebook_s=self.notebook_timeout,
+                        secret=course_secret(_root(self) / STATE / "secret"))
 
 
 @cache

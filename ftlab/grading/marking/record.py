@@ -10,6 +10,8 @@ from typing import Any
 
 from nbformat import NotebookNode, from_dict
 
+from ftlab.grading.course.unicode_text import writable
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -25,7 +27,7 @@ class Record:
         """Give the cells of a notebook their outputs; those that were not run get none."""
         for index, cell in enumerate(notebook.cells):
             if cell.cell_type == "code":
-                cell.outputs = [from_dict(each) for each in self.outputs.get(str(index), [])]
+                cell.outputs = [from_dict(writable(each)) for each in self.outputs.get(str(index), [])]
                 cell.execution_count = None
 
     def to_json(self) -> str:

@@ -12,7 +12,7 @@ import builtins
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -23,8 +23,11 @@ from nbformat import NotebookNode
 import ftlab
 from ftlab.errors import ConfigError
 from ftlab.grading.course import cells as kinds
+from ftlab.grading.draws import of_submission
 
 _LAB = re.compile(r"\bcheck\.(lab\d\d)_")
+_TORCH = re.compile(r"\btorch\b")
+RECEIPTS = ("timestamp.txt", "manifest.json")  # beside a notebook, but no part of it: when it came, and in what
 _FOUND_BY_DEFAULT = {"check", *dir(builtins)}
 
 
@@ -38,6 +41,7 @@ class Step:
     graded: bool = False
     points: float = 0.0  # at most
     names: tuple[str, ...] = ()  # of a graded cell: the parts that it needs
+    hidden: bool = False  # of a graded cell: students do not see what it tests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +52,25 @@ class Sheet:
     files: str = ""  # a folder with what lies beside the notebook
     cell_s: float = 60.0  # for one of the student's cells
     notebook_s: float = 300.0  # for all of them
+    secret: str = ""  # of the course: hidden tests are drawn from it, and from what was handed in
+
+    @property
+    def draws(self) -> str:
+        """From what the hidden tests of this submission are drawn: equal for equal cells, and for nobody else's."""
+        own = [step.source for step in self.steps if not step.graded]
+        return of_submission(self.secret, hashlib.sha256(json.dumps(own).encode()).hexdigest())
 
     @property
     def modules(self) -> list[str]:
-        """What the sandbox's server should import before anything else."""
-        labs = sorted({lab for step in self.steps if step.graded for lab in _LAB.findall(step.source)})
-        return ["torch", "ftlab.grading.marking.play", *(f"ftlab.grading.{lab}.scenes" for lab in labs)]
+        """What the sandbox's server should import before anything else; torch, which takes seconds, only if a cell
+        speaks of it (and a lab's scenes import what they need)."""
+        torch = ["torch"] if any(_TORCH.search(step.source) for step in self.steps) else []
+        return [*torch, "ftlab.grading.marking.play", *(f"ftlab.grading.{lab}.scenes" for lab in self.labs)]
+
+    @property
+    def labs(self) -> list[str]:
+        """Whose checks are called: what judges them is not in the sandbox."""
+        return sorted({lab for step in self.steps if step.graded for lab in _LAB.findall(step.source)})
 
     def to_json(self) -> str:
         """For a worker."""
@@ -68,7 +85,7 @@ class Sheet:
 
     def key(self, sandbox: str) -> str:
         """A digest of all that the marks can depend on: the cells, the files beside them, ftlab, and the sandbox."""
-        beside = digest_of(Path(self.files), skip=".ipynb") if self.files else ""
+        beside = digest_of(Path(self.files), skip=".ipynb", without=RECEIPTS) if self.files else ""
         data = {**asdict(self), "files": beside, "ftlab": code_digest(), "sandbox": sandbox}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
@@ -86,7 +103,7 @@ def sheet_of(notebook: NotebookNode, sources: Mapping[str, tuple[str, float]], *
         if kinds.kind(cell) == "check" and name in sources:
             source, points = sources[name]
             steps.append(Step(index=index, id=name, source=source, graded=True, points=points,
-                              names=names_in(source, name)))
+                              names=names_in(source, name), hidden=bool(kinds.HIDDEN.search(source))))
         elif kinds.kind(cell) != "check" and not kinds.tagged(cell, kinds.EXPERIMENT) and cell.source.strip():
             steps.append(Step(index=index, id=name or str(cell.get("id", index)), source=cell.source))
     return Sheet(steps=tuple(steps), **settings)
@@ -106,13 +123,19 @@ def names_in(source: str, cell: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in read if name not in stored | _FOUND_BY_DEFAULT))
 
 
-def digest_of(folder: Path, pattern: str = "*", skip: str = "/") -> str:
-    """A digest over the names and contents of the files below a folder."""
+def digest_of(folder: Path, pattern: str = "*", skip: str = "/", without: Collection[str] = ()) -> str:
+    """A digest over the names and contents of the files below a folder, without a suffix and some names."""
     sha = hashlib.sha256()
     for file in sorted(folder.rglob(pattern)):
-        if file.is_file() and not file.is_symlink() and file.suffix != skip:
-            sha.update(f"{file.relative_to(folder)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
+        if file.is_file() and not file.is_symlink() and file.suffix != skip and file.name not in without:
+            sha.update(f"{file.relative_to(folder)}\0{file_digest(file)}\0".encode("utf-8", "surrogateescape"))
     return sha.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @cache

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -27,7 +28,7 @@ _PR_SET_DUMPABLE = 4
 def act_save(functions: Path, folder: Path, say: int, go: int) -> int:
     """Run `prepare`, wait for the tracer, run `save`, tell at once that it returned, let its threads end."""
     _leave_the_terminal()
-    prepare, save, _ = (play.perform for play in read_plays(functions))
+    prepare, save = (play.perform for play in read_plays(functions))
     _attempt(say, "prepare", lambda: prepare(folder))
     _say(say, prepared=True)
     os.read(go, 1)
@@ -41,7 +42,7 @@ def act_load(functions: Path, folder: Path, say: int) -> int:
     """Run `load` on a folder and tell the digest of what it gave, or what it raised."""
     _leave_the_terminal()
     try:
-        value = read_plays(functions)[2].perform(folder)
+        value = read_plays(functions)[0].perform(folder)
         _say(say, digest=digest(value), text=short_repr(value))
     except BaseException as error:
         _say(say, raised=f"{type(error).__name__}: {error}"[:_MAX_TEXT])
@@ -58,6 +59,21 @@ def act_play(play: Path, say: int, output: int) -> int:
     return 0
 
 
+def act_member(told: int, say: int, output: int) -> int:
+    """Perform the play that one of a group is told, and nobody else. One that raised ends, as in training, and its
+    peers see that. The others stay until they are killed: a peer must not take their end for a failure."""
+    _leave_the_terminal()
+    for number in (1, 2):
+        os.dup2(output, number)
+    with os.fdopen(told) as lines:
+        play = Play.from_json(lines.readline())
+    value = _attempt(say, "play", play.perform)
+    _write(say, f'{{"value": {json.dumps(value)}}}\n'.encode())
+    while not (isinstance(value, dict) and value.get("raised")):
+        signal.pause()
+    return 0
+
+
 def act_telling(play: Path, say: int, output: int) -> int:
     """Perform a play that tells things as it goes: it is called with `tell=`, which sends its arguments at once."""
     me = os.getpid()
@@ -71,6 +87,21 @@ def act_telling(play: Path, say: int, output: int) -> int:
     for number in (1, 2):
         os.dup2(output, number)
     _attempt(say, "play", lambda: Play.from_json(play.read_text()).perform(tell=tell))
+    return 0
+
+
+def act_answering(play: Path, say: int, output: int, ask: int) -> int:
+    """Perform a play that gives a function, and answer one question after the other with it; a question is seen only
+    when the one before is answered."""
+    _leave_the_terminal()
+    for number in (1, 2):
+        os.dup2(output, number)
+    answer = _attempt(say, "play", lambda: Play.from_json(play.read_text()).perform())
+    _say(say, ready=True)
+    with os.fdopen(ask) as questions:
+        for line in questions:
+            said = _attempt(say, "play", lambda line=line: json.dumps(answer(json.loads(line))))  # type: ignore[misc]
+            _write(say, f'{{"value": {said}}}\n'.encode())
     return 0
 
 

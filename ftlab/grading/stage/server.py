@@ -2,7 +2,8 @@
 
 It imports torch once, so that each of some hundred loads starts in milliseconds. It is single-threaded (forks and
 ptrace want that), never unpickles anything itself, and adopts whatever its children leave behind in order to kill it.
-Requests and replies are JSON lines on its stdin and stdout; it ends when the grader closes the pipe. In a sandbox it
+Requests and replies are JSON lines on its stdin and stdout, each reply with the number of its request. When the grader
+closes the pipe or is gone, it ends at once, also in the middle of a task, with all that it has started. In a sandbox it
 is the first process (signals from inside do not reach it), and nobody of the same user can look into it or its pipes.
 """
 
@@ -14,46 +15,110 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
+from ftlab.cluster import syscall_filter, temporary
 from ftlab.cluster.forks import fork
 from ftlab.errors import FtlabError, JobError, WaitTimeout
 from ftlab.grading.crash import ptrace
 from ftlab.grading.crash.operations import Recording, read_folder
 from ftlab.grading.crash.recorder import Recorder
 from ftlab.grading.crash.tracing import follow, sweep
-from ftlab.grading.stage.actor import act_load, act_play, act_save, act_telling
+from ftlab.grading.stage.actor import act_answering, act_load, act_member, act_play, act_save, act_telling
 from ftlab.grading.stage.words import Printed, Words
 
 _MAX_TOLD = 64 << 20  # bytes that a play may tell in all
 _MAX_TOLD_LINE = 32 << 20
 _PR_SET_DUMPABLE = 4
-_wiped: list[str] = []  # folders of the sandbox's own that are emptied after every child
+_LOOK_S = 0.1  # how often a task looks whether its grader is still there
+_GONE_S = 0.05  # for a grader that was killed to be gone, after its pipe was closed
+_home: list[Path] = []  # the folder of this stage, if we may remove it
+_tell_grader: list[Callable[[dict[str, Any]], None]] = []  # while a task runs
+_wiped: list[str] = []  # folders that are emptied after every child
+_talk: list[_Talk] = []  # the child that answers questions now
+_members: list[tuple[int, tuple[int, int]]] = []  # of a group: the pipe to each, and the child
+_end_members: list[Callable[[], None]] = []
 
 
 def main() -> None:
     """Answer requests until the grader is gone."""
     ptrace.adopt_orphans()
     _protect_itself()
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            reply = _TASKS[request.pop("task")](**request)
-        except FtlabError as error:
-            reply = {"error": error.to_dict()}
-        sys.stdout.write(json.dumps(reply) + "\n")
-        sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError), os.fdopen(os.dup(1), "w") as replies:
+        os.dup2(2, 1)  # what a module prints when it is imported is no reply
+        for line in sys.stdin:
+            request = json.loads(line)
+            number = request.pop("id")
+            _tell_grader[:] = [partial(_send, replies, number)]
+            try:
+                with _grader_watched():
+                    _end_talk(request["task"])
+                    reply = {"id": number, "value": _TASKS[request.pop("task")](**request)}
+            except FtlabError as error:
+                reply = {"id": number, "error": error.to_dict()}
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+    _end()
 
 
-def preload(modules: list[str], wiped: list[str] | None = None) -> dict[str, Any]:
-    """Import what every child will need, and note which folders are emptied after each."""
-    _wiped[:] = _wiped if wiped is None else wiped
+def _send(replies: IO[str], number: int, told: dict[str, Any]) -> None:
+    """Tell the grader something before the reply: it has it, whatever becomes of this sandbox."""
+    replies.write(json.dumps({"id": number, "told": told}) + "\n")
+    replies.flush()
+
+
+@contextlib.contextmanager
+def _grader_watched() -> Iterator[None]:
+    """End when the grader has closed the pipe, also in the middle of a task. No thread does this, since we fork."""
+    signal.signal(signal.SIGALRM, _end_without_grader)
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _end_without_grader(*_: Any) -> None:
+    pipe = select.poll()
+    pipe.register(0, 0)
+    if any(event & (select.POLLHUP | select.POLLERR) for _, event in pipe.poll(0)):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _end()
+
+
+def _end() -> NoReturn:
+    """Leave nobody behind; nor the folder, where its owner was killed and cannot remove it."""
+    try:
+        sweep()
+        deadline = time.monotonic() + _GONE_S
+        for folder in _home:
+            while temporary.in_use(folder) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            temporary.remove_abandoned(folder)
+    finally:
+        os._exit(0)
+
+
+def begin(wiped: list[str], home: str = "") -> dict[str, Any]:
+    """Note which folders are emptied after each child, and which one goes when its owner is gone; a sandbox, which has
+    none such, does without some system calls from now on."""
+    if not home:
+        syscall_filter.install()
+    _wiped[:], _home[:] = wiped, [Path(home)] if home else []
+    return {}
+
+
+def preload(modules: list[str]) -> dict[str, Any]:
+    """Import what every child will need."""
     gc.disable()  # imports make no garbage, and collecting none takes a quarter of their time
     for name in modules:
         with contextlib.suppress(ImportError):
@@ -71,7 +136,7 @@ def record(functions: str, folder: str, out: str, seconds: float) -> dict[str, A
         nodes: dict[tuple[int, int], int] = {}
         before = read_folder(place, nodes)
         mark = os.fstat(child[1])
-        recorder = Recorder(place, nodes, (mark.st_dev, mark.st_ino))
+        recorder = Recorder(place, nodes, (mark.st_dev, mark.st_ino), before)
         status = follow(process, recorder, lambda: os.write(go, b"g"), seconds)
         _expect(words, "returned", "save", seconds, status)
     recording = Recording(before, tuple(recorder.operations), read_folder(place, dict(nodes)))
@@ -110,23 +175,112 @@ def run(play: str, seconds: float) -> dict[str, Any]:
         return {**reply, "output": heard.text(), "seconds": time.monotonic() - begin}
 
 
+def gather(count: int) -> dict[str, Any]:
+    """Fork the children of a group, before this process knows what any of them will be told."""
+    with contextlib.ExitStack() as stack:
+        null = os.open(os.devnull, os.O_WRONLY)
+        stack.callback(os.close, null)
+        for _ in range(count):
+            asked, ask = stack.enter_context(_pipe())
+            child = stack.enter_context(_child(lambda say, asked=asked: act_member(asked, say, null),  # type: ignore[misc]
+                                               (null, asked)))
+            _members.append((ask, child))
+        _end_members.append(stack.pop_all().close)
+    return {}
+
+
+def group(plays: list[str], seconds: float, lost: int) -> dict[str, Any]:
+    """Tell each member its play, and hear what each says, in their order. `lost` is not waited for."""
+    begin = time.monotonic()
+    for text, (pipe, _) in zip(plays, _members, strict=True):
+        raw = text.encode() + b"\n"
+        while raw:
+            raw = raw[os.write(pipe, raw):]
+    said = [{"ended": "as planned"} if number == lost else _reply(child, begin + seconds)
+            for number, (_, child) in enumerate(_members)]
+    return {"said": [{**each, "seconds": time.monotonic() - begin} for each in said]}
+
+
+def _reply(child: tuple[int, int], deadline: float) -> dict[str, Any]:
+    words = Words(child[1], deadline)
+    reply = words.next()
+    if reply is not None:
+        return reply
+    return {"late": True} if words.late else _end_of(child[0], deadline)
+
+
 def tell(play: str, seconds: float, each_s: float) -> dict[str, Any]:
-    """Perform a play that tells as it goes: all that it told until it ended, was silent for too long, or was late."""
-    begin, told, size = time.monotonic(), list[dict[str, Any]](), 0
+    """Perform a play that tells as it goes, and pass it on, until it ends, is silent for too long, or late."""
+    begin, size = time.monotonic(), 0
     with _pipe() as (printed, output), _child(lambda say: act_telling(Path(play), say, output), (output,)) as child:
         heard = Printed(printed)
         words = Words(child[1], begin + min(seconds, each_s), heard, _MAX_TOLD_LINE)
         while (line := words.next()) is not None and size < _MAX_TOLD:
-            told.append(line)
+            _tell_grader[0](line)
             size += words.taken
             words.deadline = min(begin + seconds, time.monotonic() + each_s)
         heard.drain()
         end = {"late": True} if words.late else _end_of(child[0], words.deadline)
-        return {**end, "told": told, "output": heard.text(), "seconds": time.monotonic() - begin}
+        return {**end, "output": heard.text(), "seconds": time.monotonic() - begin}
 
 
-_TASKS: dict[str, Callable[..., dict[str, Any]]] = {"preload": preload, "run": run, "tell": tell, "record": record,
-                                                     "load": load}
+class _Talk:
+    """A child that answers questions, one at a time; what it has printed; when its time is up."""
+
+    def __init__(self, play: str, seconds: float) -> None:
+        self.begin = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            printed, output = stack.enter_context(_pipe())
+            asked, ask = stack.enter_context(_pipe())
+            self.process, said = stack.enter_context(
+                _child(lambda say: act_answering(Path(play), say, output, asked), (output, asked)))
+            self.ask, self.heard = ask, Printed(printed)
+            self.words = Words(said, self.begin + seconds, self.heard)
+            self.end = stack.pop_all().close
+
+    def next(self) -> dict[str, Any]:
+        """What it says next, or how it ended."""
+        reply = self.words.next()
+        if reply is None:
+            reply = {"late": True} if self.words.late else _end_of(self.process, self.words.deadline)
+        self.heard.drain()
+        return {**reply, "output": self.heard.text(), "seconds": time.monotonic() - self.begin}
+
+
+def talk(play: str, seconds: float) -> dict[str, Any]:
+    """Begin a play that answers questions: {"ready"}, or how it ended. It lasts until another task but `ask`."""
+    _talk.append(_Talk(play, seconds))
+    return _talk[-1].next()
+
+
+def ask(question: str) -> dict[str, Any]:
+    """The answer to one question, a line of JSON."""
+    if not _talk:
+        return {"ended": "it was not asked any more"}
+    with contextlib.suppress(BrokenPipeError):  # it is gone: `next` says how
+        raw = question.encode() + b"\n"
+        while raw:
+            raw = raw[os.write(_talk[-1].ask, raw):]
+    return _talk[-1].next()
+
+
+def hush() -> dict[str, Any]:
+    """End the play that answers questions."""
+    return {}
+
+
+def _end_talk(task: str) -> None:
+    """End children that outlive a task, unless this one is about them."""
+    while _talk and task != "ask":
+        _talk.pop().end()
+    while _end_members and task != "group":
+        _members.clear()
+        _end_members.pop()()
+
+
+_TASKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "begin": begin, "preload": preload, "run": run, "tell": tell, "gather": gather, "group": group, "talk": talk,
+    "ask": ask, "hush": hush, "record": record, "load": load}
 
 
 def clear(path: Path, device: int | None = None) -> None:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import shutil
 import stat
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from ftlab.cluster.sandbox import DESK, ROOM, Local, Opener, Server
-from ftlab.errors import FtlabError, JobError, WaitTimeout, from_dict
+from ftlab.cluster.sandbox import DESK, PACKAGE, ROOM, Local, Opener, Server
+from ftlab.cluster.temporary import TemporaryFolder, remove
+from ftlab.config import stage_environment
+from ftlab.errors import FtlabError, JobError, WaitTimeout
 from ftlab.grading.crash.operations import Recording
 from ftlab.grading.crash.ptrace import check_machine
+from ftlab.grading.stage.connection import Connection, Heard
+from ftlab.grading.stage.interrupts import held
 from ftlab.grading.stage.outcome import Outcome
+from ftlab.grading.stage.package import copy_package
 from ftlab.grading.stage.play import Play
 
 START_S = 120.0  # for the server to import torch on a busy machine
-_SLACK_S = 90.0  # for the server around a task that has its own limit
 _MAIN = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
          "from ftlab.grading.stage.server import main; main()")
 
@@ -38,7 +38,12 @@ def open_here(argv: list[str], work: Path, log: Any) -> Server:
     """Start the server as a child of this process, without any sandbox: for a student's own checks."""
     if _sealed:
         raise FtlabError("a check tried to run a student's part outside of the sandbox", hint="use current_stage()")
-    return Local(argv, stderr=log, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    temporary = work / ROOM / "tmp"
+    temporary.mkdir()
+    server = Local(argv, stderr=log, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+                   env=stage_environment(work, temporary))
+    server.wiped = (str(temporary),)
+    return server
 
 
 @contextlib.contextmanager
@@ -59,46 +64,60 @@ class Stage:
     `preload` names modules that the server imports once, before it forks a child per task: name what the functions
     import and takes long, or every single load imports it again. `opener` starts the server, in a sandbox if need be.
     The server sees two folders under the same paths as this process: the desk, on which only we write, and the room,
-    in which student's code does what it likes.
+    in which student's code does what it likes. In a sandbox it sees a copy of ftlab without what judges `labs`, and
+    without the reference of what they ask for.
     """
 
     def __init__(self, folder: Path | None = None, preload: Sequence[str] = ("torch",),
-                 opener: Opener = open_here) -> None:
-        self._parent, self._preload, self._opener = folder, list(preload), opener
-        self._server: Server | None = None
-        self._work: Path | None = None
-        self._raw = b""
+                 opener: Opener = open_here, labs: Sequence[str] = ()) -> None:
+        self._parent, self._preload, self._opener, self._labs = folder, list(preload), opener, tuple(labs)
+        self._connection: Connection | None = None
+        self._work: TemporaryFolder | None = None
 
     def __enter__(self) -> Self:
-        self._work = Path(tempfile.mkdtemp(prefix="ftlab-stage-", dir=self._parent)).resolve()
         try:
-            for name in (DESK, ROOM):
-                (self._work / name).mkdir()
-            path = [os.path.abspath(each) for each in sys.path if each]
-            with (self._work / "server.log").open("wb") as log:
-                self._server = self._opener([sys.executable, "-c", _MAIN, json.dumps(path)], self._work, log)
-            self._ask("preload", START_S, modules=self._preload, wiped=list(self._server.wiped))
+            with held():
+                server, work = self._start()
+            self._ask("begin", START_S, wiped=list(server.wiped), home="" if self.sandboxed else str(work))
+            self._ask("preload", START_S, modules=self._preload)
         except BaseException:
             self.close()
             raise
         return self
+
+    def _start(self) -> tuple[Server, Path]:
+        """Start the server in a new folder."""
+        self._work = TemporaryFolder("stage", self._parent)
+        work = self._work.path
+        for name in (DESK, ROOM):
+            (work / name).mkdir()
+        if self.sandboxed:
+            copy_package(work / PACKAGE, self._labs)
+        path = [os.path.abspath(each) for each in sys.path if each]
+        with (work / "server.log").open("wb") as log:
+            server = self._opener([sys.executable, "-c", _MAIN, json.dumps(path)], work, log)
+        self._connection = Connection(server, work / "server.log")
+        return server, work
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the server with everything below it, and remove the work folder; may be called twice."""
-        server, self._server = self._server, None
-        if server is not None:
-            _end(server)
-        work, self._work = self._work, None
-        if work is not None:
-            remove(work)
+        with held():
+            connection, self._connection = self._connection, None
+            work, self._work = self._work, None
+            try:
+                if connection is not None:
+                    connection.close()
+            finally:
+                if work is not None:
+                    work.close()
 
     @property
     def open(self) -> bool:
-        """Whether it can be asked."""
-        return self._server is not None
+        """Whether it can be asked: it was not closed, its server lives, and owes no reply."""
+        return self._connection is not None and self._connection.usable
 
     @property
     def sandboxed(self) -> bool:
@@ -122,10 +141,49 @@ class Stage:
         """Perform a play in a child that has so long; whatever it does, an Outcome comes back."""
         return Outcome.from_reply(self._ask("run", seconds, play=self._put(play), seconds=seconds))
 
+    def run_group(self, plays: Sequence[Play], seconds: float, lost: int = -1) -> list[Outcome]:
+        """Perform plays at the same time, each in a child of its own that sees none of the others' arguments; what came
+        of each. One that is `lost` is not waited for."""
+        self._ask("gather", START_S, count=len(plays))
+        reply = self._ask("group", seconds, plays=[play.to_json() for play in plays], seconds=seconds, lost=lost)
+        self._ask("hush", START_S)
+        return [Outcome.from_reply(each) for each in reply["said"]]
+
     def hear(self, play: Play, seconds: float, each_s: float) -> tuple[list[dict[str, Any]], Outcome]:
-        """Perform a play that is called with `tell=`: what it told, and how it ended; it may be silent for `each_s`."""
-        reply = self._ask("tell", seconds, play=self._put(play), seconds=seconds, each_s=each_s)
-        return list(reply.pop("told")), Outcome.from_reply(reply)
+        """Perform a play that is called with `tell=`: what it told, and how it ended; it may be silent for `each_s`.
+
+        If it brings the server down, that is its end, and what it told before stands.
+        """
+        told: list[dict[str, Any]] = []
+        try:
+            reply = self._ask("tell", seconds, told.append, play=self._put(play), seconds=seconds, each_s=each_s)
+        except (JobError, WaitTimeout) as error:
+            self.close()
+            last = error.seen.strip().splitlines()[-1:]
+            return told, Outcome(ended=f"it brought the sandbox down: {(last or [error.message])[0]}")
+        return told, Outcome.from_reply(reply)
+
+    @contextlib.contextmanager
+    def answering(self, play: Play, seconds: float) -> Iterator[Callable[[Any], Outcome]]:
+        """A play that gives a function: what it answers to one question after the other, as outcomes. All questions
+        together have so long; after one that was not answered no other is."""
+        over: list[Outcome] = []
+
+        def ask(question: Any) -> Outcome:
+            if not over:
+                found = Outcome.from_reply(self._ask("ask", seconds, question=json.dumps(question)))
+                if found.ok:
+                    return found
+                over.append(found)
+            return over[0]
+
+        first = Outcome.from_reply(self._ask("talk", seconds, play=self._put(play), seconds=seconds))
+        over += [] if first.ok else [first]
+        try:
+            yield ask
+        finally:
+            if self.open:
+                self._ask("hush", START_S)
 
     def _put(self, play: Play) -> str:
         file = self._inside(DESK) / "play"
@@ -144,16 +202,17 @@ class Stage:
 
     def hand_over(self, folder: Path) -> None:
         """Let the server's user own a folder in the room, with all that is in it."""
-        user = self._server.user if self._server is not None else None
+        user = self._connection.server.user if self._connection is not None else None
         if user is None or user == os.getuid():
             return
         for parent, folders, files in os.walk(folder):
             for each in ("", *folders, *files):
                 os.chown(os.path.join(parent, each).rstrip("/"), user, -1, follow_symlinks=False)
 
-    def set_functions(self, prepare: Function | Play, save: Function | Play, load: Function | Play) -> None:
-        """What the next crash check runs, each with the folder as last argument; raises NotPicklable."""
-        plays = [each if isinstance(each, Play) else Play.of_any(each) for each in (prepare, save, load)]
+    def set_functions(self, *functions: Function | Play) -> None:
+        """What the next `record` runs (prepare and save), or the next `load`s; each is called with the folder as last
+        argument. Raises NotPicklable."""
+        plays = [each if isinstance(each, Play) else Play.of_any(each) for each in functions]
         (self._inside(DESK) / "functions").write_text("\n".join(play.to_json() for play in plays))
 
     def record(self, seconds: float) -> Recording:
@@ -164,11 +223,21 @@ class Stage:
         out = self._inside(ROOM) / "recording.json"
         self._ask("record", 2 * seconds, functions=self._functions(), folder=str(self.folder), out=str(out),
                   seconds=seconds)
-        return Recording.from_json(_read(out))
+        try:
+            return Recording.from_json(_read(out))
+        finally:
+            self.clear_room(keep=self.folder.name)
 
     def load(self, seconds: float) -> dict[str, Any]:
-        """Run load on the folder as it is: {"digest", "text"} of the value, or {"raised"}."""
+        """Run load on the folder as it is, and on nothing else: {"digest", "text"} of the value, or {"raised"}."""
+        self.clear_room(keep=self.folder.name)  # a state that was put elsewhere would survive every crash
         return self._ask("load", seconds, functions=self._functions(), folder=str(self.folder), seconds=seconds)
+
+    def clear_room(self, keep: str = "") -> None:
+        """Remove what lies in the room, but for one folder."""
+        for each in self._inside(ROOM).iterdir():
+            if each.name not in (keep, "tmp"):
+                remove(each)
 
     def _functions(self) -> str:
         return str(self._inside(DESK) / "functions")
@@ -176,66 +245,17 @@ class Stage:
     def _inside(self, name: str) -> Path:
         if self._work is None:
             raise FtlabError("the stage is closed", hint="with Stage() as stage: ...")
-        return self._work / name
+        return self._work.path / name
 
-    def _ask(self, task: str, patience: float, **request: Any) -> dict[str, Any]:
-        if self._server is None or self._server.stdin is None:
+    def _ask(self, task: str, patience_s: float, heard: Heard | None = None, **request: Any) -> dict[str, Any]:
+        if self._connection is None:
             raise FtlabError("the stage is closed", hint="with Stage() as stage: ...")
         try:
-            self._server.stdin.write((json.dumps({"task": task, **request}) + "\n").encode())
-            self._server.stdin.flush()
-        except OSError as error:
-            raise self._broken(JobError(f"the stage's server is gone before {task!r}", seen=str(error))) from None
-        line = self._read_line(task, time.monotonic() + patience + _SLACK_S)
-        try:
-            reply = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise self._broken(JobError(f"the stage's server spoke nonsense after {task!r}",
-                                        seen=repr(error))) from None
-        if "error" in reply:
-            raise from_dict(reply["error"])
-        return dict(reply)
-
-    def _read_line(self, task: str, deadline: float) -> bytes:
-        assert self._server is not None and self._server.stdout is not None
-        pipe = self._server.stdout.fileno()
-        chunks = [self._raw]
-        while b"\n" not in chunks[-1]:
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([pipe], [], [], left)[0]:
-                raise self._broken(WaitTimeout(f"the stage's server did not answer to {task!r}", seen=self._log()))
-            got = os.read(pipe, 1 << 16)
-            if not got:
-                raise self._broken(JobError(f"the stage's server ended during {task!r}", seen=self._log()))
-            chunks.append(got)
-        line, _, self._raw = b"".join(chunks).partition(b"\n")
-        return line
-
-    def _broken(self, error: FtlabError) -> FtlabError:
-        """A server that was not understood once is not asked again: its next answer might belong to this question."""
-        self.close()
-        return error
-
-    def _log(self) -> str:
-        return self._inside("server.log").read_text(errors="replace").strip()[-2000:]
-
-
-def remove(folder: Path) -> None:
-    """Delete a folder, also where student's code took the rights away."""
-
-    def retry(function: Callable[..., Any], path: str, error: Any) -> None:
-        os.chmod(os.path.dirname(path), 0o700)
-        if not os.path.islink(path):  # what a link leads to is not ours to change
-            os.chmod(path, 0o700)
-        function(path)
-
-    if folder.is_symlink() or not folder.is_dir():
-        folder.unlink()
-        return
-    try:
-        shutil.rmtree(folder, onerror=retry)
-    except RecursionError:  # folders in folders, a thousand deep
-        subprocess.run(["rm", "-rf", "--", str(folder)], check=True, timeout=60)
+            return self._connection.ask(task, patience_s, heard, **request)
+        except BaseException:
+            if self._connection is None or self._connection.pending:  # whatever came between: its reply is yet to come
+                self.close()
+            raise
 
 
 def _read(file: Path) -> str:
@@ -246,16 +266,3 @@ def _read(file: Path) -> str:
             raise JobError(f"{file.name} is no file that we wrote, or larger than {_MAX_RECORDING >> 20} MB",
                            hint="a save may write some hundred MB, not more")
         return opened.read()
-
-
-def _end(server: Server) -> None:
-    """Ask the server to end; kill it with all its children when it does not."""
-    for pipe in (server.stdin, server.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-    try:
-        server.wait(5.0)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait(_SLACK_S)

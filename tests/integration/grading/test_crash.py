@@ -187,6 +187,61 @@ def test_a_limit_takes_an_even_selection_and_says_so(stage):
     assert not one.ok and str(one) == str(two)
 
 
+def up_and_down(folder: Path) -> None:
+    with open(folder / "new", "wb") as file:
+        for _ in range(20):
+            file.truncate(1 << 30)
+            file.truncate(0)
+
+
+def far_out(folder: Path) -> None:
+    with open(folder / "new", "wb") as file:
+        os.pwrite(file.fileno(), b"x", 60 << 30)
+
+
+def from_outside(folder: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir=folder.parent, delete=False) as file:
+        file.truncate(60 << 30)
+    os.rename(file.name, folder / "new")
+
+
+def often(folder: Path) -> None:
+    with open(folder / "new", "wb", buffering=0) as file:
+        for _ in range(20_000):
+            file.write(b"x")
+
+
+@pytest.mark.parametrize(("save", "words"), [
+    (up_and_down, "made files grow by, more than 64 MB"), (far_out, "more than 64 MB"),
+    (from_outside, "more than 64 MB"), (often, "more than 10000 operations")])
+def test_a_save_takes_only_so_much_of_the_graders_memory_and_time(stage, save, words):
+    with pytest.raises(FaultError, match=words):
+        check_crashes(old, save, get, stage=stage)
+
+
+def test_a_sparse_file_that_prepare_left_is_not_read(stage):
+    def prepare(folder: Path) -> None:
+        old(folder)
+        with open(folder / "sparse", "wb") as file:
+            file.truncate(60 << 30)
+
+    with pytest.raises(FaultError, match="holds more than 64 MB"):
+        check_crashes(prepare, new, get, stage=stage)
+
+
+def test_of_a_save_in_many_small_pieces_some_places_are_tried_and_it_says_so(stage):
+    def bit_by_bit(folder: Path) -> None:
+        with open(folder / "new", "wb", buffering=0) as file:
+            for _ in range(1500):
+                file.write(b"xy")
+            os.fsync(file.fileno())
+        new(folder)
+
+    result = check_crashes(old, bit_by_bit, get, stage=stage, limit=60)
+    assert result.ok and result.sampled and len(result.operations) > 1500 and result.images == 60
+    assert "(a selection: more than" in str(result)
+
+
 def test_a_check_of_its_own_removes_everything(tmp_path):
     assert check_crashes(old, new, get, folder=tmp_path).ok
     assert list(tmp_path.iterdir()) == []

@@ -60,7 +60,8 @@ def solution() -> NotebookNode:
              solution=True, points=2)])
 
 
-def answered(double: str = DOUBLE, square: str = SQUARE, between: str = "", first: str = "") -> NotebookNode:
+def answered(double: str = DOUBLE, square: str = SQUARE, between: str = "", first: str = "",
+             last: str = "") -> NotebookNode:
     """What a student hands in, out of the release: the stubs filled in, and cells of their own."""
     notebook = solution()
     for each in notebook.cells:
@@ -71,6 +72,8 @@ def answered(double: str = DOUBLE, square: str = SQUARE, between: str = "", firs
         notebook.cells.insert(5, new_code_cell(between))
     if first:
         notebook.cells.insert(2, new_code_cell(first))
+    if last:
+        notebook.cells.append(new_code_cell(last))
     return notebook
 
 
@@ -194,6 +197,37 @@ HTML('<b>alert(91)</b>')
 """
 UNSAFE = "Because <script>alert(92)</script><img src=x onerror=alert(92)>[so](javascript:alert(92))"
 
+FILL = """
+for number in range(100):
+    with open(f"large{number}", "wb", buffering=0) as file:
+        for _ in range(512):
+            file.write(bytes(1 << 20))
+"""
+ALLOCATE = """
+import os
+for number in range(40):
+    with open(f"large{number}", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 1 << 30)
+"""
+
+SURROGATES = """
+import sys
+print("\\ud800", chr(0xdfff))
+print("\\ud800", file=sys.stderr)
+def double(number):
+    print("\\ud801", end="")
+    return 2 * number
+raise ValueError("\\ud802")
+"""
+
+
+def _no_text() -> str:
+    """A notebook with half characters in its own cells, their ids and tags."""
+    notebook = answered(between="# HALF\n'HALF'")
+    notebook.cells[5].id, notebook.cells[5].metadata["tags"] = "own", ["HALF"]
+    return writes(notebook).replace("HALF", "\\ud83d")
+
+
 SUBMISSIONS: dict[str, Case] = {
     "honest": Case(make=answered, score=7, why="all is right"),
     "untouched": Case(make=lambda: answered("def double(number):\n    raise NotImplementedError()",
@@ -259,8 +293,20 @@ SUBMISSIONS: dict[str, Case] = {
         "def double(number):\n    import os\n    for _ in range(200):\n        os.write(1, b'x' * 1000000)\n"
         "    return 2 * number", between="for _ in range(10000):\n    print('x' * 100000)"), score=7,
         why="what is printed is cut, all parts are right"),
+    "fills-the-disk": Case(make=lambda: answered(last=FILL), score=7,
+                           why="the cell costs itself, and what was told before it stands"),
+    "allocates-the-disk": Case(make=lambda: answered(between=ALLOCATE), score=7,
+                               why="the cell costs itself, and is not run again"),
     "scripts": Case(make=lambda: _changed("question", UNSAFE, answered(between=SCRIPTS)), score=7,
                     why="only text is kept"),
+    "no-text": Case(make=_no_text, score=7, why="half a character is shown as such"),
+    "prints-no-text": Case(make=lambda: answered(between=SURROGATES), score=7,
+                           why="half a character is shown as such"),
+    "no-text-as-answer": Case(make=lambda: answered("def double(number):\n    return '\\ud800'"), score=4,
+                              why="that is no number; task 2 is right"),
+    "latin-1-beside": Case(make=answered, score=7, why="the name of a file is any bytes"),
+    "brackets [1] {x} *?!": Case(make=answered, score=7, why="a name is no pattern"),
+    "Zoë Müller 学生": Case(make=answered, score=7, why="a name is text"),
     "link-as-notebook": Case(make=lambda: "", score=0, problem="link", why="a link to somebody else's work is no work"),
     "link-beside": Case(make=answered, score=7, note="symbolic link", why="the link is left out"),
 }
@@ -278,6 +324,12 @@ def hand_in(case: Case, name: str, course: Path) -> None:
         attack = (f"import sqlite3\nfor path in ({str(course / 'gradebook.db')!r}, '../gradebook.db'):\n"
                   f"    sqlite3.connect(path).execute('update grade set auto_score = 7')")
         made = answered(square=WRONG_SQUARE, between=attack)
+    if name == "latin-1-beside":
+        with open(os.fsencode(folder) + b"/caf\xe9.txt", "wb") as file:
+            file.write(b"\xe9")
+        os.mkdir(os.fsencode(folder) + b"/\xff")
+        with open(os.fsencode(folder) + b"/\xff/\xe9.txt", "wb") as file:
+            file.write(b"\xe9")
     if name == "link-beside":
         os.symlink(course / "gradebook.db", folder / "data.txt")
         os.symlink(course / "solutions", folder / "more")

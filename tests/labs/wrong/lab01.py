@@ -54,20 +54,20 @@ WRONG = {
     # ---- task 2
     "no fsync": Wrong(  # both crashes
         cells=change("task2-stub", (_FSYNC, "")),
-        points={"task2-check": 2.0, "task2-hidden": 1.0}),
+        points={"task2-check": 1.5, "task2-hidden": 0.75}),
     "fsync after the rename": Wrong(  # "during a save"
         cells=change("task2-stub", (_FSYNC, ""), (_FOLDER_SYNC, "        with open(path, 'rb') as file:\n"
                                                   "            os.fsync(file.fileno())\n" + _FOLDER_SYNC)),
-        points={"task2-check": 3.0, "task2-hidden": 1.5}),
+        points={"task2-check": 2.75, "task2-hidden": 1.38}),
     "no directory fsync": Wrong(  # "has just returned"
         cells=change("task2-stub", (_FOLDER_SYNC, "")),
-        points={"task2-check": 3.0, "task2-hidden": 1.5}),
+        points={"task2-check": 2.75, "task2-hidden": 1.38}),
     "writes in place": Wrong(  # "during a save" and "the disk is full"
         cells=change("task2-stub", ('path.with_name(f".{path.name}.tmp")', "path")),
-        points={"task2-check": 2.0, "task2-hidden": 1.0}),
+        points={"task2-check": 1.5, "task2-hidden": 0.75}),
     "load finds the temporary file": Wrong(  # all but the plain save
         cells=change("task2-stub", ('f".{path.name}.tmp"', '"checkpoint_epoch_999.pt"')),
-        points={"task2-check": 2.0, "task2-hidden": 1.0}),
+        points={"task2-check": 1.5, "task2-hidden": 0.75}),
     # ---- task 3
     "off-by-one retention": Wrong(  # "exactly the newest 3 are left"
         cells=change("task3-stub", (_KEPT, "good[:self.keep_last_n + 1]")),
@@ -110,20 +110,20 @@ WRONG = {
     # ---- task 5
     "all ranks write": Wrong(  # "only rank 0 can write", "no rank returns before"
         cells=change("task5-stub", ("if self.rank == 0:\n            try:", "if True:\n            try:")),
-        points={"task5-check": 2.5, "task5-hidden": 1.25}),
+        points={"task5-check": 0.26, "task5-hidden": 0.13}),
     "the others do not wait": Wrong(  # "no rank returns before", and all three mishaps
         cells=change("task5-stub", (_HEAR, "        saved += 1 if self.rank else 0\n")),
-        points={"task5-check": 1.5, "task5-hidden": 0.75}),
+        points={"task5-check": 0.91, "task5-hidden": 0.45}),
     "the others wait for ever": Wrong(  # the group's timeout: "hangs"
         cells=change("task5-stub", (_HEAR, "        hear_rank_0(saved, 3600)\n")),
-        points={"task5-check": 3.0, "task5-hidden": 1.5}),
+        points={"task5-check": 2.85, "task5-hidden": 1.43}),
     "the others look for the file for ever": Wrong(  # "dies", "hangs", "disk is full"
         cells=change("task5-stub", (_HEAR, _POLL)),
-        points={"task5-check": 2.0, "task5-hidden": 1.0}),
+        points={"task5-check": 0.91, "task5-hidden": 0.45}),
     "rank 0 hides its error": Wrong(  # "disk is full"
         cells=change("task5-stub", ("                problem = error\n", "                saved += 1\n")),
-        points={"task5-check": 3.0, "task5-hidden": 1.5}),
+        points={"task5-check": 2.85, "task5-hidden": 1.43}),
     "only rank 0 loads": Wrong(  # "all ranks load the same epoch"
         cells=change("task5-stub", ("        if self.rank > 0 and epoch >= 0:\n", "        if False:\n")),
-        points={"task5-check": 3.0, "task5-hidden": 1.5}),
+        points={"task5-check": 3.37, "task5-hidden": 1.69}),
 }

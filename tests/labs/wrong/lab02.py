@@ -84,7 +84,7 @@ def _detector(**change: str) -> dict[str, str]:
 WRONG: dict[str, Wrong] = {
     "NaN compared with ==": Wrong(
         cells={"task1-stub": _NUMBERS.format("return float(loss) in (float('nan'), float('inf'), -float('inf'))")},
-        points={"task1-check": 1.5, "task1-hidden": 0.5}),
+        points={"task1-check": 0.5, "task1-hidden": 0.5}),
     "ignores inf": Wrong(
         cells={"task1-stub": _NUMBERS.format("return math.isnan(float(loss))")},
         points={"task1-check": 1.0, "task1-hidden": 0.5}),
@@ -93,14 +93,14 @@ WRONG: dict[str, Wrong] = {
         points={"task1-check": 0.0, "task1-hidden": 0.0}),
     "cannot take tensors": Wrong(
         cells={"task1-stub": _NUMBERS.format("return not math.isfinite(loss) if isinstance(loss, float) else False")},
-        points={"task1-check": 1.5, "task1-hidden": 0.5}),
+        points={"task1-check": 1.5, "task1-hidden": 0.0}),
     "a fixed limit": Wrong(
         cells=_progress(look="return self.clock() - self.since <= self.timeout_seconds"),
         points={"task2-check": 0.5, "task2-hidden": 0.0}),
     "resets on every check": Wrong(
         cells=_progress(look="now = self.clock(); well = now - self.since <= self.limit(); self.since = now; "
                              "return well"),
-        points={"task2-check": 2.0, "task2-hidden": 1.0}),
+        points={"task2-check": 0.0, "task2-hidden": 0.0}),
     "a mean for a median": Wrong(
         cells=_progress(typical="statistics.fmean"), points={"task2-check": 2.5}),
     "no floor of a second": Wrong(
@@ -111,7 +111,7 @@ WRONG: dict[str, Wrong] = {
         cells=_progress(enough="1"), points={"task2-check": 2.5}),
     "looks at the level only": Wrong(
         cells={"task3-stub": _MEMORY.format("return used > 0.9 * limit")},
-        points={"task3-check": 1.5, "task3-hidden": 0.5}),
+        points={"task3-check": 1.0, "task3-hidden": 0.5}),
     "never forgets": Wrong(
         cells={"task3-stub": _MEMORY.format(
             "pace = 0 if before is None else (used - before[1]) / (now - before[0])\n"
@@ -125,25 +125,25 @@ WRONG: dict[str, Wrong] = {
         points={"task3-hidden": 0.0}),
     "accuses slow nodes": Wrong(
         cells=_detector(limit="0.11 * self.threshold"),
-        points={"task4-check": 3.5, "task4-hidden": 0.0}),
+        points={"task4-check": 0.0, "task4-hidden": 0.0}),
     "never accuses": Wrong(
         cells=_detector(judge="return Verdict.ALIVE"),
-        points={"task4-check": 1.0, "task4-hidden": 0.0, "task5-check": 0.0}),
+        points={"task4-check": 0.57, "task4-hidden": 0.0, "task5-check": 0.0}),
     "accuses late heartbeats": Wrong(
         cells=_detector(limit=_GOOD_LIMIT.replace("self.threshold", "0.3 * self.threshold")),
-        points={"task4-check": 3.0, "task4-hidden": 0.0, "task5-check": 0.0}),
+        points={"task4-check": 0.57, "task4-hidden": 0.0, "task5-check": 0.0}),
     "accuses who was never heard": Wrong(
-        cells=_detector(never="Verdict.DEAD"), points={"task4-check": 3.5}),
+        cells=_detector(never="Verdict.DEAD"), points={"task4-check": 3.43}),
     "believes heartbeats out of order": Wrong(
-        cells=_detector(heard="pass"), points={"task4-check": 3.5}),
+        cells=_detector(heard="pass"), points={"task4-check": 3.43}),
     "remembers a verdict": Wrong(
         cells=_detector(judge="self.dead = self.dead or silence > limit\n        "
                               "return Verdict.DEAD if self.dead else Verdict.SUSPECT if silence > limit / 2 else "
                               "Verdict.ALIVE"),
-        points={"task4-check": 2.0, "task4-hidden": 0.0, "task5-check": 0.0}),
+        points={"task4-check": 2.29, "task4-hidden": 0.0, "task5-check": 0.0}),
     "never suspects": Wrong(
         cells=_detector(judge="return Verdict.DEAD if silence > limit else Verdict.ALIVE"),
-        points={"task4-check": 3.5}),
+        points={"task4-check": 3.43}),
     "a threshold that is too small": Wrong(
         cells={"task5-stub": "my_threshold = 8"}, points={"task5-check": 0.0}),
     "a threshold that is too large": Wrong(

@@ -107,68 +107,68 @@ def _loop(**change: str) -> dict[str, str]:
 
 WRONG: dict[str, Wrong] = {
     "forgets budgets": Wrong(
-        cells=_refuse(budget="pass"), points={"task1-check": 1.5, "task1-hidden": 0.75}),
+        cells=_refuse(budget="pass"), points={"task1-check": 1.0, "task1-hidden": 0.5}),
     "retries what is fatal": Wrong(
-        cells=_refuse(fatal="pass"), points={"task1-check": 1.75, "task1-hidden": 0.88}),
+        cells=_refuse(fatal="pass"), points={"task1-check": 1.5, "task1-hidden": 0.75}),
     "gives up when any budget is empty": Wrong(
         cells=_refuse(budget='if min(budgets.values()) < 1:\n        return Abort(error="RecoveryExhausted", '
                              'cause=snapshot.failures[0].cause, reason="used up")'),
         points={"task1-check": 1.5, "task1-hidden": 0.75}),
     "loses the state without a word": Wrong(
-        cells=_refuse(lost="pass"), points={"task1-check": 1.75, "task1-hidden": 0.88}),
+        cells=_refuse(lost="pass"), points={"task1-check": 1.5, "task1-hidden": 0.75}),
     "restarts healthy workers": Wrong(
         cells=_world(restart="tuple((node, 0) for node in snapshot.members if node not in dead)",
                      alone="Restart(restart=restart)"),
-        points={"task2-check": 0.25, "task2-hidden": 0.08, "task4-check": 0.0}),
+        points={"task2-check": 0.0, "task2-hidden": 0.0, "task4-check": 0.0}),
     "restarts the workers of dead nodes": Wrong(
         cells=_world(restart="tuple((failure.node, failure.local_rank) for failure in snapshot.failures "
                              "if failure.local_rank is not None)"),
-        points={"task2-check": 2.75, "task2-hidden": 0.92}),
+        points={"task2-check": 2.4, "task2-hidden": 0.8}),
     "shrinks though there is a spare": Wrong(
         cells=_world(replaceable="False"),
-        points={"task2-check": 1.25, "task2-hidden": 0.42, "task4-check": 0.0}),
+        points={"task2-check": 0.6, "task2-hidden": 0.2, "task4-check": 0.0}),
     "shrinks below the minimum": Wrong(
-        cells=_world(enough="left >= 1"), points={"task2-check": 2.75, "task2-hidden": 0.92}),
+        cells=_world(enough="left >= 1"), points={"task2-check": 2.4, "task2-hidden": 0.8}),
     "takes the coldest spare first": Wrong(
-        cells=_world(pop="pop()"), points={"task2-check": 2.75, "task2-hidden": 0.92}),
+        cells=_world(pop="pop()"), points={"task2-check": 2.4, "task2-hidden": 0.8}),
     "skips at once": Wrong(
-        cells=_step(first="pass"), points={"task3-check": 2.25, "task3-hidden": 0.75, "task4-check": 1.0}),
+        cells=_step(first="pass"), points={"task3-check": 1.8, "task3-hidden": 0.6, "task4-check": 1.0}),
     "retries for ever": Wrong(
-        cells=_step(first="return Retry()"), points={"task3-check": 1.25, "task3-hidden": 0.42}),
+        cells=_step(first="return Retry()"), points={"task3-check": 0.6, "task3-hidden": 0.2}),
     "trusts a bad checkpoint": Wrong(
-        cells=_step(blame="pass"), points={"task3-check": 2.75, "task3-hidden": 0.92}),
+        cells=_step(blame="pass"), points={"task3-check": 2.4, "task3-hidden": 0.8}),
     "blames a checkpoint that never was": Wrong(
         cells=_step(blame="if saved and (loaded or 0) <= 3: return Rollback(condemn=True)"),
-        points={"task3-check": 2.25, "task3-hidden": 0.75}),
+        points={"task3-check": 1.2, "task3-hidden": 0.4}),
     "swallows the error": Wrong(
         cells=_loop(give_up="if failures > max_failures: return failures"),
         points={"task5-check": 2.5, "task5-hidden": 1.5}),
     "tries for ever": Wrong(
         cells=_loop(give_up="pass"), points={"task5-check": 2.5, "task5-hidden": 1.5}),
     "goes on without going back": Wrong(
-        cells=_loop(back="pass"), points={"task5-check": 1.5, "task5-hidden": 1.0}),
+        cells=_loop(back="pass"), points={"task5-check": 1.0, "task5-hidden": 0.0}),
     "goes back to the wrong epoch": Wrong(
         cells=_loop(back="manager.load_checkpoint(model, optimizer); done = 0"),
-        points={"task5-check": 2.0, "task5-hidden": 1.0}),
+        points={"task5-check": 1.5, "task5-hidden": 0.0}),
     "does not restore the optimizer": Wrong(
         cells=_loop(back="done = manager.load_checkpoint(model, None).epoch"),
-        points={"task5-check": 1.5, "task5-hidden": 1.0}),
+        points={"task5-check": 1.0, "task5-hidden": 0.0}),
     "nothing to go back to at first": Wrong(
         cells=_loop(begin="pass"), points={"task5-check": 2.5}),
     "begins anew when called again": Wrong(
         cells=_loop(begin="manager.save_checkpoint(model, optimizer, 0, {})", resume="0"),
         points={"task5-check": 2.5}),
     "does not look at the loss": Wrong(
-        cells=_loop(look="pass"), points={"task5-check": 2.5, "task5-hidden": 1.0}),
+        cells=_loop(look="pass"), points={"task5-check": 2.5, "task5-hidden": 0.0}),
     "saves before it looks": Wrong(
         cells=_loop(look="manager.save_checkpoint(model, optimizer, done + 1, metrics)\n            "
                          "if monitor.detect_nan_inf(metrics['loss']): raise RuntimeError('the loss is bad')",
                     save="pass"),
-        points={"task5-check": 2.5, "task5-hidden": 1.0}),
+        points={"task5-check": 2.5, "task5-hidden": 0.0}),
     "catches Ctrl-C": Wrong(
         cells=_loop(catch="BaseException"), points={"task5-hidden": 1.5}),
     "each rank for itself": Wrong(
         cells=_loop(agree="problem is not None"), points={"task5-hidden": 1.5}),
     "one failure too few": Wrong(
-        cells=_loop(give_up="if failures >= max_failures: raise problem"), points={"task5-hidden": 1.0}),
+        cells=_loop(give_up="if failures >= max_failures: raise problem"), points={"task5-hidden": 0.5}),
 }

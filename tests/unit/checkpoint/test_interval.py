@@ -209,8 +209,9 @@ def test_the_fit_reads_failures():
 
 
 def test_a_failure_during_a_recovery_belongs_to_it_and_growing_is_no_failure():
-    events = [step(0.0, 1), event("recovery.started", 10.0, cause="node"), event("recovery.abandoned", 11.0),
-              *failed(11.0, 14.0, 3), *failed(50.0, 51.0, 4, cause="grow", detect=0.0), step(60.0, 2, 4)]
+    events = [step(0.0, 1), event("recovery.started", 10.0, cause="node", evidence=9.5),
+              event("recovery.abandoned", 11.0), *failed(11.0, 14.0, 3),
+              *failed(50.0, 51.0, 4, cause="grow", detect=0.0), step(60.0, 2, 4)]
     fitted = fit(events)
     assert fitted.s0 == pytest.approx(4.5) and fitted.mtbf == pytest.approx(60.0)
 

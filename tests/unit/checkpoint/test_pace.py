@@ -13,6 +13,7 @@ from ftlab.checkpoint.digest import PIECE
 from ftlab.checkpoint.manager import CheckpointManager
 from ftlab.checkpoint.pace import at_once, moderate
 from ftlab.cluster.nodes import wait_until
+from tests.limits import SOON_S
 
 PIECES = [memoryview(bytes([number]) * 1000) for number in range(6)]
 
@@ -53,5 +54,5 @@ def test_a_save_that_is_waited_for_is_written_at_once_and_the_next_takes_its_tim
             manager.save(state, step)
             assert wait_until(lambda wanted=step: first_pieces_written() == wanted, limit_s=30)
             assert len([entry for entry in manager.entries() if entry.good]) == step - 1  # nobody waits yet
-            manager.wait(timeout=60)
+            manager.wait(timeout=SOON_S)
             assert manager.entries()[0].step == step

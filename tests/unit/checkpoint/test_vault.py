@@ -23,6 +23,7 @@ from ftlab.checkpoint.storage import LocalStorage
 from ftlab.checkpoint.vault import COMMIT, DAMAGED, MANIFEST, Vault, digest
 from ftlab.errors import CheckpointDamaged, NoCheckpoint, StorageError
 from tests import groups
+from tests.limits import SOON_S
 
 KILLS = 12
 SEED = random.Random().randrange(10**6)
@@ -85,6 +86,11 @@ class Recorder(LocalStorage):
         super().write(folder, name, pieces)
         self.asked.append(f"write {name}")
 
+    def create(self, folder: str, name: str, data: bytes) -> bool:
+        created = super().create(folder, name, data)
+        self.asked.append(f"create {name}: {created}")
+        return created
+
     def sync(self, folder: str) -> None:
         super().sync(folder)
         self.asked.append("sync")
@@ -100,7 +106,7 @@ def test_the_marker_comes_last_after_everything_else_is_durable_and_old_ones_go_
     vault.storage.asked.clear()
     save(vault, 2, keep=1)
     asked = vault.storage.asked
-    assert asked[:5] == ["write shard-00000.bin", f"write {MANIFEST}", "sync", f"write {COMMIT}", "sync"]
+    assert asked[:5] == ["write shard-00000.bin", f"write {MANIFEST}", "sync", f"create {COMMIT}: True", "sync"]
     assert asked[5] == f"remove {old}"
 
 
@@ -113,7 +119,7 @@ class Fuse:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 10**9
-        for name in ("open", "write", "fsync", "unlink", "rmdir", "mkdir"):
+        for name in ("open", "write", "fsync", "link", "unlink", "rmdir", "mkdir"):
             monkeypatch.setattr(os, name, self._counted(name, getattr(os, name)))
 
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,7 +192,7 @@ def test_kill_9_at_random_moments_leaves_the_old_state_or_the_new(tmp_path):
     for _ in range(KILLS):
         child = groups.start(groups.save_for_ever, str(tmp_path))
         before = newest
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SOON_S
         while not any(entry.good and entry.step > before for entry in looked(vault)):
             assert time.monotonic() < deadline and child.is_alive(), f"no new checkpoint; exit code {child.exitcode}"
             child.join(0.001)

@@ -21,6 +21,7 @@ from ftlab.checkpoint.tree import Piece
 from ftlab.checkpoint.vault import Vault
 from ftlab.cli import checkpoints
 from ftlab.cli.main import main
+from tests.limits import SOON_S
 
 
 def _parts() -> dict:
@@ -163,7 +164,7 @@ def test_who_waits_for_long_is_told_how_far_it_is(capsys, saved, monkeypatch):
     plain = Vault.verify
 
     def slow(vault: Vault, name: str) -> object:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + SOON_S
         while "reading" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
             time.sleep(0.001)
         told.append(said)

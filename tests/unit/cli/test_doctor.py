@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import os
 import socketserver
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from ftlab.cli import doctor
 from ftlab.cli.doctor import Finding, examine, render
+from tests.limits import COMMAND_S
 
 
 def by_name() -> dict[str, Finding]:
@@ -24,7 +26,8 @@ def test_examines_everything_it_promises_within_two_seconds():
     names = set(by_name())
     assert time.monotonic() - begin < 2.0
     assert names >= {"python", "torch", "cpus", "memory", "disk", "shared memory", "ports", "node addresses", "fork",
-                     "packet filters", "cgroups", "gpus", "docker", "jupyterlab", "nbgrader", "browser", "leftovers"}
+                     "partitions", "other users", "cgroups", "gpus", "docker", "jupyterlab", "nbgrader", "browser",
+                     "leftovers"}
 
 
 def test_every_gap_has_a_hint():
@@ -43,7 +46,7 @@ def test_a_check_that_raises_becomes_a_finding(monkeypatch):
 
 def test_torch_is_not_imported_by_the_examination():
     code = "import sys; from ftlab.cli.doctor import examine; examine(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=COMMAND_S).returncode == 0
 
 
 def test_renders_marks_hints_and_a_verdict():
@@ -53,10 +56,21 @@ def test_renders_marks_hints_and_a_verdict():
     assert render([])
 
 
-def test_a_refused_filter_names_the_reason_and_another_way(monkeypatch):
-    monkeypatch.setattr(doctor, "available", lambda: "the kernel refuses it: Operation not permitted")
-    found = doctor._packet_filters()
-    assert found.ok is None and "not permitted" in found.detail and "Docker" in found.hint
+@pytest.mark.parametrize(("filters", "namespaces", "way", "protection"), [
+    ("", "", "socket filters", "network='private'"),
+    ("", "no namespaces", "socket filters", "network='private'): no namespaces"),
+    ("not permitted", "", "private network", "is private"),
+    ("not permitted", "no namespaces", "not permitted", "network='private'): no namespaces")])
+def test_which_way_partitions_go_and_what_protects_from_other_users(monkeypatch, filters, namespaces, way, protection):
+    monkeypatch.setattr("ftlab.cluster.packets.available", lambda: filters)
+    monkeypatch.setattr("ftlab.cluster.private_network.why_not", lambda: namespaces)
+    monkeypatch.setattr(doctor, "available", lambda: filters)
+    monkeypatch.setattr(doctor, "private_network_missing", lambda: namespaces)
+    partitions, others = doctor._network()
+    assert way in partitions.detail and protection in others.detail + others.hint
+    assert partitions.ok is (None if filters and namespaces else True)
+    assert not partitions.ok or not partitions.hint
+    assert "no namespaces" in partitions.detail or partitions.ok
 
 
 def test_a_docker_engine_is_asked_over_its_socket(tmp_path):
@@ -85,3 +99,21 @@ def test_a_wrong_torch_is_a_gap(monkeypatch):
     for version, ok in (("2.13.0+cpu", True), ("3.0.1", True), ("2.9.1", False), (None, False)):
         monkeypatch.setattr(doctor, "_version", lambda name, version=version: version)
         assert doctor._torch().ok is ok
+
+
+LONG = [Finding("short", True, "a b " * 60, "try this " * 30), Finding("a long name of a check", False, "/a/path" * 30),
+        Finding("x", None, "")]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 132])
+def test_no_line_is_longer_than_the_screen(columns):
+    lines = render(LONG, columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    text = "".join("".join(lines).split())
+    assert "ab" * 60 in text and "trythis" * 30 in text and "/a/path" * 30 in text, "nothing is lost"
+
+
+def test_80_columns_where_there_is_no_terminal():
+    done = subprocess.run([sys.executable, "-m", "ftlab.cli.main", "doctor"], capture_output=True, text=True,
+                          timeout=COMMAND_S, env={**os.environ, "COLUMNS": "500"})
+    assert done.stdout and max(map(len, done.stdout.splitlines())) <= 80

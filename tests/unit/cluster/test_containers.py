@@ -112,7 +112,7 @@ def test_an_identity_survives_its_file_which_only_its_owner_reads(tmp_path):
 @pytest.mark.parametrize(("settings", "words"), [
     ({"backend": "teapot"}, "backend"), ({"memory_mb": 500}, "backend='docker'"), ({"share": ["/x"]}, "docker"),
     ({"backend": "docker", "memory_mb": 100}, "at least 256"), ({"backend": "docker", "cpus": 0.001}, "at least 0.05"),
-    ({"backend": "docker", "gpus": 0}, "gpus"), ({"backend": "docker", "share": "/x"}, "list of folders"),
+    ({"backend": "docker", "gpus": 0}, "gpus"), ({"backend": "docker", "share": "/x"}, "share must be a list"),
     ({"backend": "docker", "share": ["x"]}, "absolute"),
 ])
 def test_settings_that_cannot_work_say_why(settings, words):

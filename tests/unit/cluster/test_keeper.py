@@ -12,10 +12,12 @@ import torch
 from ftlab import messages
 from ftlab.checkpoint.arena import Slot
 from ftlab.checkpoint.saving import SaveOrder
+from ftlab.checkpoint.storage import LocalStorage
 from ftlab.checkpoint.tree import pack
 from ftlab.cluster.keeper import OWN, Keeper
 from ftlab.cluster.replicas import ReplicaServer, send_replica
 from ftlab.train.ladder import Ladder, read_card
+from tests.limits import SOON_S
 
 TOKEN = "t" * 32
 
@@ -38,9 +40,9 @@ class Node:
 
     def hear(self) -> list[Any]:
         """All news up to the word that the slot is free."""
-        found: list[Any] = [self.news.get(timeout=20)]
+        found: list[Any] = [self.news.get(timeout=SOON_S)]
         while not isinstance(found[-1], messages.Saved):
-            found.append(self.news.get(timeout=20))
+            found.append(self.news.get(timeout=SOON_S))
         return found
 
 
@@ -105,12 +107,50 @@ def test_a_node_that_starts_over_forgets(tmp_path):
     assert all(slot.card() is None for slot in node.slots)
 
 
+def test_a_node_that_is_given_up_while_it_writes_commits_nothing_and_says_nothing(tmp_path, monkeypatch):
+    node = Node(tmp_path)
+    write = LocalStorage.write
+
+    def given_up_after(storage: LocalStorage, folder: str, name: str, pieces: Any) -> None:
+        write(storage, folder, name, pieces)
+        node.keeper.drop()
+
+    monkeypatch.setattr(LocalStorage, "write", given_up_after)
+    node.snapshot(20, 2.0)
+    (saved,) = node.hear()
+    assert not saved.ok and list(tmp_path.glob("step-*")) == []
+
+
+def test_the_node_of_rank_0_fences_earlier_generations_after_what_it_has_still_to_write_for_them(tmp_path):
+    node = Node(tmp_path)
+    node.snapshot(20, 2.0)
+    node.keeper.take_over("j", 2)
+    node.snapshot(30, 3.0, slot=1)  # the word of generation 1, too late
+    assert [note.event for note in node.hear()[:-1]] == ["checkpoint.committed"]
+    *notes, saved = node.hear()
+    assert [(note.event, note.generation) for note in notes] == [("checkpoint.refused", 1)] and not saved.ok
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-0000000020-jg1"]
+
+
+def test_nothing_is_committed_before_earlier_generations_are_fenced(tmp_path):
+    node = Node(tmp_path)
+    (tmp_path / "fences").write_text("in the way")
+    node.keeper.take_over("j", 1)
+    node.snapshot(20, 2.0)
+    *notes, saved = node.hear()
+    assert [note.event for note in notes] == ["checkpoint.failed"] and "fences" in notes[0].data["reason"]
+    assert not saved.ok and list(tmp_path.glob("step-*")) == []
+    (tmp_path / "fences").unlink()
+    node.snapshot(30, 3.0)
+    assert [note.event for note in node.hear()[:-1]] == ["checkpoint.committed"] and (tmp_path / "fences/jg1").exists()
+
+
 def test_memory_is_let_go_after_the_job(tmp_path):
     node = Node(tmp_path)
     node.snapshot(20, 2.0)
     node.keeper.release("j")
     node.hear()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SOON_S
     while any(slot.fd >= 0 for slot in node.slots):
         assert time.monotonic() < deadline
         time.sleep(0.01)

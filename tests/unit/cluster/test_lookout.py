@@ -15,6 +15,7 @@ import pytest
 from ftlab.cluster.lookout import LOOK_S, Lookout
 from ftlab.messages import Place
 from ftlab.train.status import Progress
+from tests.limits import SOON_S
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def look(lookout: Lookout, now: float, pid: int, place: Place = Place.COMPUTING)
 
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SOON_S
     while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
         assert time.monotonic() < deadline
 
@@ -77,3 +78,14 @@ def test_a_worker_that_is_mostly_found_between_its_steps_waits_for_data(worker):
         look(lookout, 100.0 + 0.2 * number, worker.pid, Place.OUTSIDE)
     look(lookout, 100.0 + LOOK_S, worker.pid, Place.OUTSIDE)
     assert lookout.slow(0) in ("data (time between steps)", "waits for a CPU"), "the latter on a busy machine"
+
+
+def test_a_worker_that_is_stopped_or_computes_is_not_starved(worker):
+    """Starvation itself takes a busy machine; `Turn.starves` is tried with numbers."""
+    lookout = Lookout()
+    look(lookout, 100.0, worker.pid)
+    stop(worker.pid)
+    look(lookout, 100.3, worker.pid)
+    assert not lookout.starved(0)
+    look(lookout, 100.6, worker.pid, Place.COMMUNICATING)
+    assert not lookout.starved(0), "it waits for the others"

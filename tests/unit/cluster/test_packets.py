@@ -13,8 +13,8 @@ import pytest
 
 from ftlab.cluster import packets
 from ftlab.cluster.packets import Cut
+from tests.limits import SOON_S
 
-PATIENCE_S = 20.0
 SILENCE_S = 0.15
 
 
@@ -33,7 +33,7 @@ def echo(address: str = "127.0.0.1") -> Iterator[tuple[socket.socket, int]]:
         if pid == 0:
             try:
                 server.close()
-                signal.alarm(int(PATIENCE_S) * 2)
+                signal.alarm(int(SOON_S) * 2)
                 with socket.create_connection(gate, source_address=(address, 0)) as there:
                     while data := there.recv(1 << 16):
                         there.sendall(data)
@@ -56,7 +56,7 @@ def hears(sock: socket.socket, seconds: float) -> bytes:
 def test_a_cut_makes_both_ends_silent_and_healing_resends_what_was_lost():
     with echo() as (here, pid):
         here.sendall(b"before")
-        assert hears(here, PATIENCE_S) == b"before"
+        assert hears(here, SOON_S) == b"before"
         cut = Cut("node-1", "127.0.0.1")
         both = cut.refresh(inside=[pid], outside=[os.getpid()])  # more if the child inherited other connections
         assert both == cut.verify() >= 2 and os.fstat(here.fileno()).st_ino in cut.sockets, "both ends are filtered"
@@ -64,7 +64,7 @@ def test_a_cut_makes_both_ends_silent_and_healing_resends_what_was_lost():
         assert hears(here, SILENCE_S) == b"", "silence, and no error"
         assert cut.refresh([pid], [os.getpid()]) == both, "looking again adds nothing"
         assert cut.heal() == both
-        assert hears(here, PATIENCE_S) == b"meanwhile"
+        assert hears(here, SOON_S) == b"meanwhile"
         assert cut.verify() == 0 and cut.heal() == 0
 
 
@@ -74,9 +74,9 @@ def test_a_cut_leaves_other_processes_alone():
         cut.refresh([lost_pid], [os.getpid()])
         lost.sendall(b"x")
         fine.sendall(b"y")
-        assert hears(fine, PATIENCE_S) == b"y" and hears(lost, SILENCE_S) == b""
+        assert hears(fine, SOON_S) == b"y" and hears(lost, SILENCE_S) == b""
         cut.heal()
-        assert hears(lost, PATIENCE_S) == b"x"
+        assert hears(lost, SOON_S) == b"x"
 
 
 def test_connections_that_are_opened_later_are_caught_by_the_next_look():
@@ -85,13 +85,13 @@ def test_connections_that_are_opened_later_are_caught_by_the_next_look():
         before = cut.refresh([agent], [os.getpid()])
         with echo() as (second, worker):
             second.sendall(b"seen")
-            assert hears(second, PATIENCE_S) == b"seen"
+            assert hears(second, SOON_S) == b"seen"
             assert cut.refresh([agent, worker], [os.getpid()]) == cut.verify() >= before + 2
             for sock in (first, second):
                 sock.sendall(b"x")
             assert hears(first, SILENCE_S) + hears(second, 0) == b""
             cut.heal()
-            assert hears(first, PATIENCE_S) == hears(second, PATIENCE_S) == b"x"
+            assert hears(first, SOON_S) == hears(second, SOON_S) == b"x"
 
 
 def test_a_process_that_is_gone_is_no_problem():
@@ -106,10 +106,10 @@ def test_a_filter_on_one_address_lets_the_others_pass():
         for sock in (lost, fine):
             packets._attach(sock, packets.drop_from("127.0.1.7"))
             sock.sendall(b"hello")
-        assert hears(fine, PATIENCE_S) == b"hello"
+        assert hears(fine, SOON_S) == b"hello"
         assert hears(lost, SILENCE_S) == b""
         lost.setsockopt(socket.SOL_SOCKET, packets._SO_DETACH_FILTER, 0)
-        assert hears(lost, PATIENCE_S) == b"hello"
+        assert hears(lost, SOON_S) == b"hello"
 
 
 def test_a_gate_refuses_the_nodes_address_from_the_first_packet_on():
@@ -120,8 +120,8 @@ def test_a_gate_refuses_the_nodes_address_from_the_first_packet_on():
             barred.bind(("127.0.1.7", 0))
             barred.settimeout(SILENCE_S)
             barred.connect(gate.getsockname())
-        with socket.create_connection(gate.getsockname(), source_address=("127.0.1.8", 0), timeout=PATIENCE_S):
+        with socket.create_connection(gate.getsockname(), source_address=("127.0.1.8", 0), timeout=SOON_S):
             pass
         cut.heal()
-        with socket.create_connection(gate.getsockname(), source_address=("127.0.1.7", 0), timeout=PATIENCE_S):
+        with socket.create_connection(gate.getsockname(), source_address=("127.0.1.7", 0), timeout=SOON_S):
             pass

@@ -19,6 +19,7 @@ import pytest
 
 from ftlab.cluster import runs
 from ftlab.config import CLUSTER_LABEL, FOLDER_LABEL, runs_dir
+from tests.limits import SOON_S
 
 SLEEPER = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
 
@@ -108,7 +109,7 @@ def test_what_a_dead_launcher_left_behind_is_found_and_removed(folder, sleeper):
     assert (found.cluster, found.folder, found.pids) == ("gone", left, (orphan.pid,))
     assert found.describe() == f"gone: 1 processes, folder {left}"
     assert runs.reap() == [found]
-    assert orphan.wait(timeout=20) == -9
+    assert orphan.wait(timeout=SOON_S) == -9
     assert not left.exists() and stranger.poll() is None
     assert runs.find_leftovers() == []
 
@@ -120,7 +121,7 @@ def test_a_folder_without_processes_and_processes_without_a_folder_are_leftovers
     assert [(each.cluster, each.pids) for each in runs.find_leftovers()] == [
         ("no-folder", (orphan.pid,)), ("no-process", ())]
     runs.reap()
-    assert orphan.wait(timeout=20) == -9 and not empty.exists()
+    assert orphan.wait(timeout=SOON_S) == -9 and not empty.exists()
 
 
 def test_a_cluster_that_runs_is_not_touched(folder, sleeper):

@@ -12,6 +12,7 @@ from ftlab.cluster import serve
 from ftlab.cluster.client import ApiClient
 from ftlab.config import ServeConfig
 from ftlab.errors import ConfigError, FaultUnavailable
+from tests.limits import COMMAND_S
 
 TOKEN = "a-token-of-enough-length"
 
@@ -80,4 +81,4 @@ def test_a_cluster_without_a_launcher_takes_no_orders():
 def test_a_controller_is_there_before_torch_is_imported():
     """A container that is restarted must answer before its nodes' lease runs out, also on a busy machine."""
     code = "import sys, ftlab.cluster.serve, ftlab.cluster.control; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=COMMAND_S).returncode == 0

@@ -1,7 +1,7 @@
 """Ranks as forked processes of the test: each runs a function, sends back what it returns, and ends.
 
 The function gets its rank and a `Line` to the test. A rank that raises fails the test with its traceback; a rank that
-takes longer than `PATIENCE_S` is killed and the test fails.
+takes longer than `GROUP_S` is killed and the test fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-PATIENCE_S = 60.0
+from tests.limits import GROUP_S, SOON_S
 
 
 class Line:
@@ -50,9 +50,9 @@ class Line:
         os.kill(self._pid, signal.SIGKILL)
 
     def _take(self) -> tuple[str, Any]:
-        if not self._connection.poll(PATIENCE_S):
+        if not self._connection.poll(GROUP_S):
             os.kill(self._pid, signal.SIGABRT)  # it prints where all its threads are
-            raise AssertionError(f"nothing was said for {PATIENCE_S:g} s; stderr says where the rank is")
+            raise AssertionError(f"nothing was said for {GROUP_S:g} s; stderr says where the rank is")
         return self._connection.recv()
 
 
@@ -114,7 +114,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) 
 
 
 def _live(work: Callable[[int, Line], Any], rank: int, connection: Connection) -> None:
-    signal.alarm(int(PATIENCE_S) + 5)
+    signal.alarm(int(GROUP_S) + 5)
     faulthandler.enable(sys.__stderr__)
     try:
         torch.set_num_threads(1)
@@ -127,7 +127,7 @@ def _live(work: Callable[[int, Line], Any], rank: int, connection: Connection) -
 
 
 def _bury(pids: list[int]) -> None:
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + SOON_S
     for pid in pids:
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
             if time.monotonic() > deadline:

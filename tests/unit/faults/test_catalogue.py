@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftlab import faults
-from ftlab.errors import ConfigError, FaultUnavailable, UnknownFault
+from ftlab.errors import ConfigError, FaultError, FaultUnavailable, UnknownFault, UnknownNode
 from ftlab.faults import KINDS, Fault, make
 from ftlab.faults.catalogue import HEALABLE, WAYS
 
@@ -84,6 +84,7 @@ class Hands:
         return f"{needs[0]}: {self.gap}" if self.gap else ""
 
     def __init__(self) -> None:
+        self.job: dict[str, object] | None = {"status": "running", "world": 3}  # of four: it has shrunk
         self.orders: list[dict[str, object]] = []
         self.records: list[tuple[str, dict[str, object]]] = []
 
@@ -95,7 +96,8 @@ class Hands:
         def node(number: int, ranks: list[int], **more: object) -> dict[str, object]:
             return {"name": f"node-{number}", "verdict": "ALIVE", "joined": True, "ranks": ranks,
                     "workers": {"0": {"pid": 100 + number}}, **more}
-        return {"nodes": [node(0, [0]), node(1, [1], verdict="DEAD"), node(2, [2]), node(3, [])]}
+        return {"nodes": [node(0, [0]), node(1, [1], verdict="DEAD"), node(2, [2]), node(3, [])],
+                "job": self.job, "config": {"nodes": 4, "procs_per_node": 1}}
 
     def record(self, kind, **fields):
         self.records.append((kind, fields))
@@ -105,7 +107,6 @@ class Hands:
     (faults.kill("node-2"), {"do": "kill", "node": "node-2"}),
     (faults.kill("rank-2"), {"do": "kill", "node": "node-2"}),
     (faults.kill("rank-1"), {"do": "kill", "node": "node-2"}),  # whoever sat there is dead: the next one
-    (faults.kill("rank-9"), {"do": "kill", "node": "node-0"}),
     (faults.crash("rank-2"), {"do": "crash", "node": "node-2", "pid": 102}),
     (faults.stall("node-3"), {"do": "stall", "node": "node-3", "pid": 103}),
     (faults.nan("node-3"), {"do": "nan", "node": "node-3", "pid": 103}),
@@ -159,9 +160,76 @@ def test_what_cannot_be_done_is_refused_at_once_and_not_when_its_time_comes(when
 @pytest.mark.parametrize(("make_it", "words"), [
     (lambda: faults.link("node-1", loss=0), "nothing is wrong with it"),
     (lambda: faults.link("node-1", loss=1.5), "loss must be between 0 and 1"),
-    (lambda: faults.link("node-1", delay_ms=-1), "not negative"),
+    (lambda: faults.link("node-1", delay_ms=-1), "delay_ms must not be negative"),
     (lambda: faults.kill("node-1,node-2"), "only a partition takes several"),
+    (lambda: faults.kill("node-1", loss=0.5), "a kill has no loss: loss is for link"),
+    (lambda: faults.kill("node-1", local_rank=1), "a kill has no local_rank"),
+    (lambda: faults.kill("node-1", at_stp=3), "unknown setting 'at_stp'"),
+    (lambda: faults.kill("node-1", at_step=-1), "at_step must not be negative"),
+    (lambda: faults.kill("node-1", at_step=2.5), "at_step must be a whole number or None: got 2.5"),
+    (lambda: faults.kill("node-1", at_step=True), "at_step must be a whole number"),
+    (lambda: faults.kill("node-1", after=float("nan")), "after must be a finite number"),
+    (lambda: faults.kill("node-1", after="soon"), "after must be a finite number"),
+    (lambda: faults.hang("node-1", heal_after=-1), "heal_after must not be negative"),
+    (lambda: faults.crash("node-1", local_rank=-1), "local_rank must not be negative"),
+    (lambda: faults.oom("node-1", room_mb=0), "room_mb must be at least 1"),
+    (lambda: Fault(kind="blackout", target="node-1"), "a blackout has no target to choose"),
 ])
 def test_a_plan_that_makes_no_sense_is_refused(make_it, words):
     with pytest.raises(ConfigError, match=words):
         make_it()
+
+
+@pytest.mark.parametrize("target", ["", "rank-x", "rank-", "rank--1", "rank-1.5", "node-", "node", "spare", "all", "2",
+                                    "Node-1", " node-1", "node-1 ", "node-01", 2, None, True, b"node-1", ["node-1"]])
+def test_what_cannot_be_the_name_of_a_node_is_refused_when_the_fault_is_planned(target):
+    with pytest.raises(ConfigError, match=r'a kill needs a target.*such as "node-2"') as refusal:
+        faults.kill(target)
+    assert repr(target) in str(refusal.value)
+
+
+@pytest.mark.parametrize("group", [[], ["node-1", 3], ["node-1", "node-x"], "node-1,,node-2", None, 7, {"node-1": 2}])
+def test_a_group_needs_names_of_nodes(group):
+    with pytest.raises(ConfigError, match="a partition needs a target"):
+        faults.partition(group)
+
+
+@pytest.mark.parametrize("when", [{}, {"at_step": 3}, {"after": 60.0}])
+@pytest.mark.parametrize("target", ["rank-4", "rank-9"])
+def test_a_rank_that_no_node_can_have_hits_nobody(target, when):
+    hands = Hands()
+    with pytest.raises(UnknownNode, match=f"no rank {target[5:]} on this cluster"):
+        faults.kill(target, **when).inject(hands)
+    assert hands.orders == hands.records == []
+
+
+def test_a_rank_that_was_lost_when_the_job_shrank_hits_nobody(monkeypatch):
+    monkeypatch.setattr("ftlab.faults.injection._FIND_SEAT_S", 0.0)
+    hands = Hands()
+    with pytest.raises(UnknownNode, match="no node has rank 3 at the moment"):
+        faults.kill("rank-3").inject(hands)
+    assert hands.orders == hands.records == []
+
+
+@pytest.mark.parametrize("job", [None, {"status": "finished", "world": 3}, {"status": "failed", "world": 3}])
+@pytest.mark.parametrize("fault", [faults.kill("rank-1"), faults.partition(["rank-0", "rank-1"])])
+def test_without_a_job_a_rank_hits_nobody(fault, job):
+    hands = Hands()
+    hands.job = job
+    with pytest.raises(FaultError, match="no job is running"):
+        fault.inject(hands)
+    assert hands.orders == hands.records == []
+
+
+@pytest.mark.parametrize("target", ["node-9", "node-1"])  # never there, and dead
+def test_a_fault_of_later_names_a_node_that_is_there_now(target):
+    hands = Hands()
+    with pytest.raises(UnknownNode, match=f"no node is called '{target}'"):
+        faults.kill(target, at_step=3).inject(hands)
+
+
+def test_a_worker_that_a_node_cannot_have_is_refused_at_once():
+    hands = Hands()
+    with pytest.raises(FaultError, match="node-0 has no worker 5: local_rank goes from 0 to 0"):
+        faults.crash("node-0", local_rank=5).inject(hands)
+    assert hands.orders == []

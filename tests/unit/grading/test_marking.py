@@ -41,7 +41,15 @@ def test_a_graded_cell_is_judged_by_the_gradebooks_source_and_others_are_run():
     sheet = sheet_of(notebook, {"check": ("check.lab91_task1(f)", 2.0)})
     assert [(step.id, step.graded, step.points) for step in sheet.steps] == [("stub", False, 0.0), ("check", True, 2.0)]
     assert sheet.steps[1].source == "check.lab91_task1(f)" and sheet.steps[1].names == ("f",)
-    assert sheet.modules == ["torch", "ftlab.grading.marking.play", "ftlab.grading.lab91.scenes"]
+    assert sheet.modules == ["ftlab.grading.marking.play", "ftlab.grading.lab91.scenes"]
+
+
+@pytest.mark.parametrize(("source", "first"), [("import torch", "torch"), ("x = 1", "ftlab.grading.marking.play"),
+                                               ("from torch import nn", "torch"), ("torchlike = 1", "ftlab.grading")])
+def test_torch_is_imported_beforehand_where_a_cell_uses_it_and_else_nobody_waits_for_it(source, first):
+    sheet = sheet_of(new_notebook(cells=[new_code_cell(source), cell("check", "", grade=True)]),
+                     {"check": ("check.lab91_task1(f)", 2.0)})
+    assert sheet.modules[0].startswith(first)
 
 
 @pytest.mark.parametrize(("source", "names"), [

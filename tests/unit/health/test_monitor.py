@@ -18,8 +18,7 @@ from ftlab.errors import ConfigError, HealthError
 from ftlab.health import monitor as module
 from ftlab.health.memory import Limit
 from ftlab.health.monitor import Finding, HealthMonitor
-
-PATIENCE_S = 20.0
+from tests.limits import SOON_S
 
 
 class Clock:
@@ -272,7 +271,7 @@ class Loader:
     def __iter__(self) -> Iterator[int]:
         for batch in range(self.blocks_at + 5):
             if batch == self.blocks_at:
-                assert self.go_on.wait(PATIENCE_S), "nobody let the loader go on"
+                assert self.go_on.wait(SOON_S), "nobody let the loader go on"
             yield batch
 
 
@@ -281,7 +280,7 @@ def hang(monitor: HealthMonitor, told: queue.Queue, blocks_at: int = 5) -> list[
     loader, found = Loader(blocks_at), []
 
     def wait_for_finding() -> None:
-        found.append(told.get(timeout=PATIENCE_S))
+        found.append(told.get(timeout=SOON_S))
         loader.go_on.set()
 
     helper = threading.Thread(target=wait_for_finding)
@@ -297,7 +296,7 @@ def test_the_watchdog_tells_once_where_the_loop_hangs():
     told: queue.Queue = queue.Queue()
     (found,) = hang(HealthMonitor(0.2, on_finding=told.put), told)
     assert found.cause == "stall" and found.step == 5
-    assert found.reason.startswith("MainThread is in `assert self.go_on.wait(PATIENCE_S)")
+    assert found.reason.startswith("MainThread is in `assert self.go_on.wait(SOON_S)")
     assert "test_monitor.py:" in found.reason and "no step was committed for 0." in found.reason
     assert "in hang" in found.data["stacks"], "the whole stack is there too"
 
@@ -309,7 +308,7 @@ def test_the_thread_that_trains_is_named_even_if_it_is_not_the_main_thread():
     trainer = threading.Thread(target=lambda: found.extend(hang(monitor, told)), name="trainer")
     trainer.start()
     trainer.join()
-    assert found[0].reason.startswith("trainer is in `assert self.go_on.wait(PATIENCE_S)")
+    assert found[0].reason.startswith("trainer is in `assert self.go_on.wait(SOON_S)")
 
 
 def test_the_watchdog_ends_with_its_block_and_leaves_no_thread():
@@ -341,7 +340,7 @@ class Looks:
 
     def wait(self, looks: int) -> None:
         for _ in range(looks):
-            assert self._count.acquire(timeout=PATIENCE_S), "the watchdog does not look"
+            assert self._count.acquire(timeout=SOON_S), "the watchdog does not look"
 
 
 def test_a_loop_that_gets_on_or_pauses_is_not_accused_and_one_that_does_not_is(clock):

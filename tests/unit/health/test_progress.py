@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ftlab.health.progress import Limits, Sighting, Standing, StepClock, all_waiting, find_stalled
+from ftlab.health.progress import Limits, Sighting, Standing, StepClock, all_waiting, find_stalled, holders
 
 LIMITS = Limits(floor_s=1.0, factor=8.0, first_step_s=300.0)
 COMPUTING, WAITING, OUTSIDE = Standing.COMPUTING, Standing.WAITING, Standing.OUTSIDE
@@ -130,3 +132,29 @@ def test_the_one_who_holds_the_others_up_is_named_and_his_victims_are_not():
         "for one that is done", "only just for one that is done", "all are done"])
 def test_a_group_is_broken_when_all_its_ranks_wait_for_one_another(workers, broken):
     assert all_waiting(workers, generation=1, now=105.0, limit_s=1.0) is broken
+
+
+@pytest.mark.parametrize(("standing", "words"), [
+    (OUTSIDE, "between step 12 and 13, in the train function's own code for 70.0 s: the others wait for it, and may "
+              "have to for 60.0 s (outside_limit_s)"),
+    (COMPUTING, "computing step 13 for 70.0 s: a step may take 1.0 s"),
+])
+def test_the_blame_says_where_a_rank_is(standing, words):
+    stalled = Sighting(who=("node-1", 0), generation=1, standing=standing, since=100.0, step=12)
+    assert stalled.blame(170.0, 1.0, 60.0) == words
+
+
+def test_a_worker_that_gets_no_cpu_is_given_more_time_but_not_for_ever():
+    starved = replace(seen(COMPUTING, 100.0), starved=True)
+    waiting = seen(WAITING, 100.0, number=1)
+    assert find_stalled([seen(COMPUTING, 100.0), waiting], 101.1, 1.0, 60.0)
+    assert find_stalled([starved, waiting], 105.9, 1.0, 60.0) == []
+    assert find_stalled([starved, waiting], 106.1, 1.0, 60.0) == [starved]
+
+
+def test_who_holds_a_committed_step():
+    old = replace(seen(WAITING, 100.0, number=0), step=6)
+    new = replace(seen(WAITING, 100.0, number=1), step=8)
+    fresh = replace(seen(IDLE, 100.0, number=2, generation=0), step=0)
+    assert holders([old, new, fresh], 7) == {("node-1", 0)}
+    assert holders([old, new, fresh], 0) == {("node-0", 0), ("node-1", 0)}

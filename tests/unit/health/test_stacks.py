@@ -25,9 +25,9 @@ from ftlab.health.stacks import (
     parse,
     stacks_of_this_process,
 )
+from tests.limits import SOON_S
 
 SIGNAL = signal.SIGUSR1
-PATIENCE_S = 20.0
 FTLAB, TORCH = str(Path(ftlab.__file__).parent), "/x/lib/python3.11/site-packages/torch"
 STANDARD = sysconfig.get_path("stdlib")
 
@@ -67,9 +67,9 @@ def child(file: StackFile, work: Callable[[], object]) -> Iterator[int]:
 
 def stacks_showing(pid: int, file: StackFile, function: str) -> str:
     """The stacks once they show a function; the child has only just begun to run."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + SOON_S
     while True:
-        text = capture(pid, file.fd, SIGNAL, timeout_s=PATIENCE_S)
+        text = capture(pid, file.fd, SIGNAL, timeout_s=SOON_S)
         if f"in {function}\n" in text or time.monotonic() > deadline:
             return text
 
@@ -102,15 +102,15 @@ def test_a_stuck_process_tells_where_it_is(work):
 def test_each_capture_stands_for_itself():
     with StackFile() as file, child(file, wait_for_a_lost_lock) as pid:
         first = stacks_showing(pid, file, "wait_for_a_lost_lock")
-        assert capture(pid, file.fd, SIGNAL, PATIENCE_S) == first and first.count("most recent call first") == 1
+        assert capture(pid, file.fd, SIGNAL, SOON_S) == first and first.count("most recent call first") == 1
 
 
 def test_all_threads_are_in_the_dump_and_the_main_thread_is_known():
     with StackFile() as file, child(file, with_many_threads) as pid:
         threads = parse(stacks_showing(pid, file, "child"))
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + SOON_S
         while len(threads) < 41 and time.monotonic() < deadline:
-            threads = parse(capture(pid, file.fd, SIGNAL, PATIENCE_S))
+            threads = parse(capture(pid, file.fd, SIGNAL, SOON_S))
     assert len(threads) == 41 and len({each.ident for each in threads}) == 41
     assert [each.main for each in threads] == [False] * 40 + [True]
     assert "with_many_threads" in [frame.function for frame in threads[-1].frames], "the dump was complete"
@@ -121,7 +121,7 @@ def test_the_file_can_be_handed_over_as_a_descriptor():
         copy = os.dup(file.fd)
         arm(copy, SIGNAL)
         try:
-            assert "test_the_file_can_be_handed_over" in capture(os.getpid(), file.fd, SIGNAL, PATIENCE_S)
+            assert "test_the_file_can_be_handed_over" in capture(os.getpid(), file.fd, SIGNAL, SOON_S)
         finally:
             import faulthandler
             faulthandler.unregister(SIGNAL)
@@ -160,7 +160,7 @@ def test_a_watchdog_thread_sees_the_main_thread_of_its_own_process():
     seen: list[str] = []
     watchdog = threading.Thread(target=lambda: seen.append(stacks_of_this_process()))
     watchdog.start()
-    watchdog.join(PATIENCE_S)
+    watchdog.join(SOON_S)
     (main,) = [each for each in parse(seen[0]) if each.main]
     assert main.ident == threading.main_thread().ident
     assert "test_a_watchdog_thread_sees_the_main_thread_of_its_own_process" in [each.function for each in main.frames]

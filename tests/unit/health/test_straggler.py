@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ftlab.config import HealthConfig
-from ftlab.health.straggler import StepTimes, Straggler, Usage, name_cause
+from ftlab.health.straggler import StepTimes, Straggler, Turn, Usage, name_cause
+from tests.limits import SOON_S
 
 CONFIG = HealthConfig(straggler_factor=1.5, straggler_steps=20)
 
@@ -214,7 +215,7 @@ def test_a_real_process_counts_its_cpu_time_and_shows_that_it_is_stopped():
         while True:
             pass
     try:
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + SOON_S
         while not (Usage.read(child).cpu_s or 0.0) > 0.02:
             assert time.monotonic() < deadline, "a process that spins uses CPU time"
         first = Usage.read(child)
@@ -225,3 +226,10 @@ def test_a_real_process_counts_its_cpu_time_and_shows_that_it_is_stopped():
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_ready_to_run_and_seldom_run_is_starved_and_nothing_else_is():
+    before = Turn(ready=True, cpu_s=5.0)
+    assert Turn(ready=True, cpu_s=5.1).starves(before, 1.0)
+    assert not Turn(ready=True, cpu_s=5.9).starves(before, 1.0), "an endless loop"
+    assert not Turn(ready=False, cpu_s=5.0).starves(before, 1.0), "stopped, or it sleeps"

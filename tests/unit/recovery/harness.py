@@ -158,6 +158,12 @@ class Node:
         self._move(local, place=Place.PARKED, generation=0, step=0, rank=-1)
         self.worker_says(messages.Parked(seconds=0.1), local)
 
+    def notes(self, event: str, step: int, generation: int) -> None:
+        """Its agent tells of a save."""
+        assert self.world.job is not None
+        self._say(messages.Noted(job=self.world.job.id, event=event, step=step, generation=generation,
+                                 data={"seconds": 0.1, "bytes": 1}))
+
     def finishes(self, digest: str = "d" * 8) -> None:
         for local, progress in list(self.places.items()):
             self._move(local, place=Place.FINISHED)

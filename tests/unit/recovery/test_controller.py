@@ -7,10 +7,11 @@ import pytest
 from ftlab import messages
 from ftlab.config import DEFAULT_BUDGETS
 from ftlab.errors import BadMessage, BadPolicy, ConfigError, JobCancelled, JobError, RecoveryExhausted, TrainingFailed
+from ftlab.events import in_order_of_time
 from ftlab.messages import Place
 from ftlab.policy import Abort, Continue, Grow, Replace, Restart, Shrink, Wait, decide
 from ftlab.recovery.job import FAILED, FINISHED, RECOVERING, RESTORING, RUNNING, STARTING
-from tests.unit.recovery.harness import STORE, Node
+from tests.unit.recovery.harness import STORE, Node, World
 
 DOUBTFUL = 0.65  # between suspect_s and dead_s
 SILENCE = 0.95  # longer than dead_s, and time for the decision after it
@@ -70,6 +71,18 @@ def test_a_job_whose_workers_never_reach_their_first_step_ends_and_says_who_is_m
     assert "1/2 nodes reached their first step" in str(job.error) and "node-1 is running" in str(job.error)
 
 
+def test_a_job_that_wants_more_nodes_than_there_are_says_so_and_not_that_its_set_up_is_slow(make_world):
+    world = make_world(nodes=3, spares=0, replace=False)
+    world.join("node-0", "node-1", "node-2")
+    world.controller.node_exited("node-2", "exited (1)")
+    job = world.submit(start_timeout_s=2.0)
+    for name in ("node-0", "node-1"):
+        world.nodes[name].parks()
+    world.pass_time(2.2)
+    assert job.status == FAILED and "min_nodes=2" in job.error.hint
+    assert "only 2 of the 3 nodes that it wants are there" in str(job.error) and "set-up" not in str(job.error)
+
+
 def test_a_member_that_dies_before_the_first_table_is_made_up_for(make_world):
     world = make_world(nodes=2, spares=1)
     world.join("node-0", "node-1", "node-2")
@@ -117,8 +130,20 @@ def test_most_nodes_that_stay_silent_are_dead_in_the_end(make_world):
     world = make_world(nodes=3, spares=1)
     world.start(steps=3)
     world.silent = {"node-0", "node-1", "node-2"}
+    world.job.saved = 2
     world.pass_time(2.7)
     assert {event.source for event in world.events("node.died")} == world.silent
+
+
+def test_the_last_ones_that_hold_the_state_are_given_up_only_when_their_lease_has_run_out(make_world):
+    world = make_world(nodes=3, spares=1)
+    job = world.start(steps=3)
+    world.silent = {"node-0", "node-1", "node-2"}
+    world.pass_time(4.8)
+    assert world.events("node.died") == [] and job.status == RUNNING
+    world.pass_time(0.4)
+    assert {event.source for event in world.events("node.died")} == world.silent
+    assert type(job.error).__name__ == "StateLost"
 
 
 def test_half_of_the_nodes_are_given_up_as_soon_as_one(make_world):
@@ -352,6 +377,38 @@ def test_steps_that_a_node_made_before_it_was_given_up_do_not_count_when_it_come
     assert [(event.generation, event.step) for event in world.events("message.refused")] == [(1, 1), (1, 2), (1, 3)]
 
 
+@pytest.mark.parametrize("event", ["checkpoint.committed", "checkpoint.snapshot", "checkpoint.retired"])
+@pytest.mark.parametrize("generation", [1, 0, 7], ids=["its old one", "none", "one that is not there"])
+def test_what_a_fenced_node_says_of_its_saves_is_refused_and_changes_nothing(make_world, event, generation):
+    world = make_world()
+    job = world.start(steps=3)
+    world.nodes["node-1"].notes("checkpoint.snapshot", step=3, generation=1)
+    assert job.kept == {"node-1": 3}
+    world.silent = {"node-1"}
+    world.pass_time(SILENCE)
+    world.seat()
+    world.commit(4)
+    old = world.nodes["node-1"]
+    old.hello()
+    assert job.kept == {}, "its memory was lost with it"
+    old.notes(event, step=3, generation=generation)
+    assert (job.saved, job.kept) == (None, {})
+    (refused,) = world.events("message.refused")
+    assert (refused.generation, refused.step) == (generation, 3) and event in refused.data["reason"]
+    assert [each.source for each in world.events(event)] == (["node-1"] if event == "checkpoint.snapshot" else [])
+
+
+def test_a_node_that_lives_may_tell_of_a_save_of_an_earlier_generation(make_world):
+    world = make_world(nodes=2, spares=1)
+    job = world.start(steps=3)
+    world.silent = {"node-1"}
+    world.pass_time(SILENCE)
+    world.seat()
+    world.nodes["node-0"].notes("checkpoint.committed", step=3, generation=1)
+    (committed,) = world.events("checkpoint.committed")
+    assert committed.generation == 1 and job.saved == 3
+
+
 def test_a_worker_of_the_past_cannot_finish_the_present(make_world):
     world = make_world()
     job = world.start(steps=3)
@@ -582,6 +639,50 @@ def test_a_worker_that_computes_for_too_long_is_started_again(make_world):
     assert world.nodes["node-1"].last(messages.RunJob).local_ranks == [0]
 
 
+def _a_peer_dies_and_the_others_stay_in_their_step(world):
+    """node-0 and node-1 wait in a collective of the generation that ended with node-2."""
+    world.start(steps=3)
+    for name in ("node-0", "node-1"):
+        world.nodes[name].is_at(Place.COMMUNICATING)
+    world.beat()
+    world.nodes["node-2"].fails("worker killed by SIGKILL")
+    world.decide()
+    world.nodes["node-2"].restarts_worker()
+
+
+def test_a_worker_that_says_that_it_is_stuck_is_started_again_at_once(make_world):
+    world = make_world(nodes=3, spares=0)
+    _a_peer_dies_and_the_others_stay_in_their_step(world)
+    world.nodes["node-0"].stops()
+    world.nodes["node-1"].worker_says(messages.Stuck(generation=1))
+    world.pass_time(0.5)  # its next heartbeat says the same
+    assert [event.source for event in world.events("worker.failed")] == ["node-2", "node-1"]
+
+
+def test_a_worker_that_is_slow_to_stop_and_says_nothing_is_given_seconds(make_world):
+    """Half a second was given before: a busy machine took healthy workers' lives, and with the last one the state."""
+    world = make_world(nodes=3, spares=0)
+    _a_peer_dies_and_the_others_stay_in_their_step(world)
+    world.nodes["node-0"].stops()
+    world.pass_time(4.0)
+    assert len(world.events("worker.failed")) == 1
+    world.pass_time(2.0)
+    assert [event.source for event in world.events("worker.failed")] == ["node-2", "node-1"]
+
+
+def test_the_last_that_hold_the_state_are_not_ended_for_being_slow(make_world):
+    world = make_world(nodes=3, spares=0)
+    _a_peer_dies_and_the_others_stay_in_their_step(world)
+    for name in ("node-0", "node-1"):
+        world.nodes[name].worker_says(messages.Stuck(generation=1))
+    world.pass_time(15.0)
+    assert len(world.events("worker.failed")) == 1 and not world.job.over
+    for name in ("node-0", "node-1"):  # they come out at last
+        world.nodes[name].stops()
+    world.decide()
+    assert world.job.generation == 2 and world.job.status == RESTORING
+
+
 def test_the_last_word_of_a_silent_node_accuses_none_of_its_workers(make_world):
     """Its worker was computing when the node died: that is no stall, however patient the limit for nodes is."""
     world = make_world(nodes=2, spares=1, suspect_s=4.0, dead_s=8.0, lease_s=30.0)
@@ -612,6 +713,22 @@ def test_ranks_that_lost_each_other_without_a_death_build_their_group_again(make
     order = [event.kind for event in world.log.events
              if event.kind in ("recovery.started", "action.decided", "membership.changed")]
     assert order[-3:] == ["recovery.started", "action.decided", "membership.changed"], "first decide, then act"
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_ranks_that_wait_for_one_another_get_more_time_on_a_busy_machine(make_world, busy):
+    world = make_world(nodes=2, spares=0)
+    world.controller.watch._pressure.read = lambda: world.clock.now if busy else 0.0
+    job = world.start(steps=0)
+    for step in range(1, 8):
+        world.pass_time(0.02)
+        world.commit(step)
+    for node in world.members():
+        node.is_at(Place.COMMUNICATING)
+    world.pass_time(2.0)
+    assert [event.data["cause"] for event in world.events("recovery.started")] == ([] if busy else ["link"])
+    world.pass_time(5.0)
+    assert world.events("recovery.started") and not job.over
 
 
 def test_a_spares_worker_that_crashes_is_retried_a_few_times_and_disturbs_nobody(make_world):
@@ -803,6 +920,63 @@ def test_a_stall_that_repeats_on_one_node_is_told_to_the_policy(make_world):
     assert seen == [{"node-1": 0}, {"node-1": 1}]
 
 
+def _fail_and_recover(world: World, step: int, cause: str) -> None:
+    world.nodes["node-1"].fails(cause=cause)
+    world.decide()
+    world.nodes["node-1"].restarts_worker()
+    world.seat()
+    world.commit(step)
+
+
+def test_a_healthy_node_keeps_its_seat_when_its_worker_was_killed_before_and_gets_stuck_once(make_world):
+    """Earlier crashes counted as repeats of the stall: one seat in 430 recoveries was lost."""
+    world = make_world(nodes=3, spares=1)
+    job = world.start()
+    _fail_and_recover(world, 2, "crash")
+    _fail_and_recover(world, 3, "crash")
+    world.nodes["node-1"].fails(cause="stall")
+    world.decide()
+    assert job.plan == ["node-0", "node-1", "node-2"]
+
+
+def test_a_stall_of_long_ago_does_not_count_against_a_node(make_world):
+    world = make_world(nodes=3, spares=1)
+    job = world.start(refill_steps=10)
+    _fail_and_recover(world, 2, "stall")
+    for step in range(3, 20):
+        world.commit(step)
+    world.nodes["node-1"].fails(cause="stall")
+    world.decide()
+    assert job.plan == ["node-0", "node-1", "node-2"]
+
+
+def test_two_workers_of_a_node_that_stall_together_are_one_stall(make_world):
+    world = make_world(nodes=2, spares=1, procs_per_node=2)
+    job = world.start()
+    for local in (0, 1):
+        world.nodes["node-1"].fails(cause="stall", local=local)
+    world.decide()
+    assert job.plan == ["node-0", "node-1"]
+
+
+def test_a_worker_that_a_cut_group_does_not_let_go_once_is_no_sign_of_a_bad_node(make_world):
+    world = make_world(nodes=3, spares=2)
+    job = world.start(steps=3)
+    world.controller.node_exited("node-2", "killed")
+    world.decide()
+    generation = job.generation
+    for node in world.members():
+        node.takes_seats() if node.name != "node-1" else node.is_at(Place.COMMUNICATING)
+    world.nodes["node-1"].beat()
+    world.nodes["node-1"].worker_says(messages.Stuck(generation=generation - 1))
+    world.pass_time(0.4)
+    assert world.events("worker.failed")[-1].data["detail"].startswith("did not stop")
+    world.nodes["node-1"].restarts_worker()
+    world.seat()
+    world.commit(job.ledger.step + 1)
+    assert "node-1" in job.plan and len(world.events("worker.failed")) == 1
+
+
 # ---- the end -------------------------------------------------------------------------------------------------------
 
 
@@ -951,3 +1125,26 @@ def test_the_status_names_ranks_and_roles(make_world):
     assert [(node["name"], node["role"], node["ranks"]) for node in status["nodes"]] == [
         ("node-0", "member", [0]), ("node-1", "member", [1]), ("node-2", "spare", [])]
     assert (status["job"]["step"], status["job"]["status"], status["generation"]) == (3, RUNNING, 1)
+
+
+def test_nodes_that_would_get_a_rank_are_ready_before_and_after_a_job_and_only_the_others_are_spares(make_world):
+    idle, world = make_world(), make_world()
+    idle.join("node-0", "node-1", "node-2")
+    assert [node["role"] for node in idle.controller.status()["nodes"]] == ["ready", "ready", "spare"]
+    job = world.start(steps=3)
+    world.controller.node_exited("node-1", "gone")
+    world.controller.cancel(job)
+    roles = [(node["name"], node["role"]) for node in world.controller.status()["nodes"] if node["joined"]]
+    assert roles == [("node-0", "ready"), ("node-2", "ready")]
+
+
+def test_a_failure_stands_above_the_recovery_it_caused_and_detect_begins_with_the_last_sign_of_life(make_world):
+    world = make_world()
+    world.start(steps=3)
+    heard = world.controller.roster.nodes["node-1"].heard
+    world.clock.now += 0.08
+    world.controller.node_exited("node-1", "gone")
+    started = next(event for event in world.log.events if event.kind == "recovery.started")
+    assert started.data["evidence"] == heard < started.at
+    shown = [event.kind for event in in_order_of_time(world.log.events)]
+    assert shown.index("node.died") < shown.index("recovery.started")

@@ -158,6 +158,20 @@ def test_a_death_that_was_recorded_but_not_yet_acted_on_is_recovered_from(make_w
     assert new.job.status == RUNNING
 
 
+def test_nothing_is_decided_before_those_who_hold_the_state_are_back(make_world, come_back, journal):
+    """A node's end that the launcher tells at once made the new controller give up three that lived."""
+    old = make_world(path=journal)
+    old.start(steps=3)
+    new = come_back(old)
+    new.controller.node_exited("node-1", "killed")
+    new.nodes["node-2"].hello()
+    new.decide()
+    assert not new.job.over and new.events("action.decided") == []
+    new.nodes["node-0"].hello()
+    new.decide()
+    assert new.tables()[-1] == ["node-0", "node-2"] and new.job.generation == 2
+
+
 def test_a_recovery_that_waited_for_a_new_node_is_taken_up_again(make_world, come_back, journal):
     old = make_world(path=journal, spares=0)
     old.start(steps=3)
@@ -206,7 +220,7 @@ def test_a_spare_that_comes_back_last_is_not_accused(make_world, come_back, jour
     new = come_back(old)
     for name in ("node-0", "node-1", "node-2"):
         new.nodes[name].hello()
-    assert new.events("worker.restarted") == [] and new.job.repeats == {}
+    assert new.events("worker.restarted") == [] and not new.job.broken and new.job.retries == {}
 
 
 @pytest.mark.parametrize("how", ["finished", "cancelled"])
@@ -256,3 +270,49 @@ def test_a_torn_last_line_is_ignored(make_world, come_back, journal):
         file.write(b'{"kind":"step.committed","seq":99,"st')
     new = come_back(old)
     assert (new.job.ledger.step, new.job.generation, new.job.status) == (3, 1, RUNNING)
+
+
+def test_a_controller_that_is_slow_to_come_up_leaves_its_nodes_their_grace(make_world, come_back, journal):
+    """Time in which it did not look was added to their silence: the grace was gone at the first look."""
+    old = make_world(path=journal, nodes=3, spares=0)
+    old.start(steps=3)
+    new = come_back(old)
+    new.nodes["node-0"].hello()
+    new.silent = {"node-1", "node-2"}
+    new.clock.now += 0.3  # it was busy
+    new.controller.tick()
+    new.pass_time(GRACE_S)
+    assert [new.verdict(f"node-{number}") for number in range(3)] == ["ALIVE"] * 3
+
+
+def test_nobody_is_accused_before_all_are_back(make_world, come_back, journal):
+    """Who is back waits for those who are not, and looks as if it held the others up."""
+    old = make_world(path=journal, nodes=3, spares=0)
+    old.start(steps=6)
+    new = come_back(old)
+    new.nodes["node-0"].is_at(Place.COMPUTING)
+    new.nodes["node-1"].is_at(Place.COMMUNICATING)
+    for name in ("node-0", "node-1"):
+        new.nodes[name].hello()
+    new.silent = {"node-2"}
+    new.pass_time(1.6)
+    assert new.events("worker.failed") == [] and new.job.reattaching
+
+
+def test_a_journal_that_was_made_shorter_restores_the_same(make_world, come_back, journal):
+    old = make_world(path=journal, nodes=3, spares=1)
+    old.log._longest = old.log._limit = 200
+    old.start(steps=3)
+    old.silent = {"node-1"}
+    old.pass_time(0.8)
+    old.seat()
+    old.silent = set()
+    for step in range(4, 1000):
+        old.commit(step)
+    assert len(old.log.events) <= 200 < old.log.seq
+    new = come_back(old)
+    assert new.job.to_dict() == old.job.to_dict() and new.job.table == old.job.table
+    assert new.job.budgets() == old.job.budgets() and new.controller.generation == old.controller.generation
+    assert {name: node.verdict for name, node in new.controller.roster.nodes.items()} == {
+        name: node.verdict for name, node in old.controller.roster.nodes.items()}
+    assert new.log.seq == old.log.seq and new.log.events == old.log.events

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ftlab.report.canvas import Scale, Shelves, duration, tag, text
+from ftlab.report.canvas import Scale, duration, tag, text
+from ftlab.report.labels import Shelves
 
 
 def test_shelves_keep_labels_apart_and_prefer_the_lowest() -> None:
     shelves = Shelves(0, 100)
-    assert shelves.put((0, 40)) == (0, 0)
-    assert shelves.put((30, 70), (45, 80)) == (0, 1)
-    assert shelves.put((30, 70)) == (1, 0)
-    assert shelves.put((90, 130), (80, 100)) == (0, 1)  # the first would leave the picture
+    assert shelves.put((0, 40)) == (0, 0, 0)
+    assert shelves.put((30, 70), (45, 80)) == (0, 1, 0)
+    assert shelves.put((30, 70)) == (1, 0, 0)
+    assert shelves.put((90, 130), (80, 100)) == (0, 1, 0)  # the first would leave the picture
+    assert shelves.put((90, 130)) == (2, 0, -30)  # moved, as there is no other place
 
 
 def test_ticks_are_round_and_count_from_the_origin() -> None:

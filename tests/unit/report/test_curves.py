@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from ftlab.report.canvas import GENERATIONS, RED
 from ftlab.report.curves import Picture, curves_svg, draw
 
 
@@ -15,8 +16,8 @@ def test_every_curve_is_a_line_with_its_name():
 
 def test_a_nan_breaks_the_line_and_is_crossed():
     svg = curves_svg({"loss": [3.0, math.nan, 1.0, math.inf]}, "Losses")
-    outline = re.search(r'd="(M[^"]*)" stroke="#3f74ad"', svg)
-    assert outline and outline[1].count("M") == 2 and svg.count("#c8231e") == 2
+    outline = re.search(r'd="(M[^"]*)" stroke="' + re.escape(GENERATIONS[0]), svg)
+    assert outline and outline[1].count("M") == 2 and svg.count(RED) == 2
 
 
 def test_names_are_escaped_and_nothing_to_draw_is_said():
@@ -27,4 +28,5 @@ def test_names_are_escaped_and_nothing_to_draw_is_said():
 
 def test_a_notebook_shows_the_picture():
     picture = draw({"loss": [1.0]}, "x")
-    assert isinstance(picture, Picture) and picture._repr_html_().startswith("<svg")
+    assert isinstance(picture, Picture) and picture._repr_html_().count("<svg") == 2, "for wide and narrow places"
+    assert Picture(picture.svg)._repr_html_().count("<svg") == 1, "a drawing of somebody's own"

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ftlab.report.interval import BOTTOM, TOP, interval_svg
+from ftlab.report.interval import interval_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 CURVE = [(10 ** (power / 20), 0.4 / 10 ** (power / 20) + 10 ** (power / 20) / 1200) for power in range(-20, 61)]
@@ -45,8 +45,8 @@ def test_the_curve_leaves_through_the_top_and_nothing_is_drawn_above_it():
     (path,) = ElementTree.fromstring(svg).iter(f"{SVG}path")
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", path.attrib["d"])]
     assert path.attrib["d"].count("M") == 1 and len(heights) == 4
-    assert heights[0] == heights[-1] == TOP
-    assert all(TOP < y < BOTTOM for y in heights[1:-1])
+    assert heights[0] == heights[-1] == min(heights), "it is cut off at the top"
+    assert all(heights[0] < y < heights[0] + 254 for y in heights[1:-1])
 
 
 @pytest.mark.parametrize(("curve", "measured", "best", "label"), [

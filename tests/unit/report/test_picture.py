@@ -350,7 +350,7 @@ def test_a_run_that_never_trains_again_says_so() -> None:
 
 def test_a_waterfall_that_is_mostly_waiting_breaks_its_axis_and_keeps_true_values() -> None:
     story = read_story(hang_of_five())
-    svg = waterfall_svg(story.recoveries[0].spans, origin=story.faults[0].at)
+    svg = waterfall_svg(story.recoveries[0].spans)
     bars = [float(bar.attrib["width"]) for bar in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
     assert "800 ms" in words(svg)
     assert bars[1] == 130  # the paper is the first
