@@ -33,7 +33,11 @@ class Line:
         self._connection, self._pid = connection, pid
 
     def tell(self, word: Any) -> None:
-        self._connection.send(("word", word))
+        try:
+            self._connection.send(("word", word))
+        except BrokenPipeError:  # it has ended: what it said last tells why
+            kind, last = self._take()
+            raise AssertionError(f"the rank ended with {kind}:\n{last}") from None
 
     def hear(self) -> Any:
         """The next word from the other end; raises if that is not what comes."""
