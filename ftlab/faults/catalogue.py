@@ -51,7 +51,7 @@ class Fault(Checked):
     local_rank: int = 0  # of the worker, for crash and stall
     at_step: int | None = None  # when so many steps are committed
     after: float | None = None  # seconds from now; after the step, if both are given
-    heal_after: float | None = None  # seconds from the injection, for those that are HEALABLE
+    heal_after: float | None = None  # seconds from when it was done, for those that are HEALABLE
     way: str = ""  # one of WAYS, for the kinds that have several
     room_mb: int = 36  # for oom: what the worker may still take
     share: float = 0.25  # for straggler: of its time

@@ -119,7 +119,7 @@ def carry_out(fault: Fault, hands: Hands, hold: str = "") -> Injection:
     injection = Injection(fault=fault.kind, target=fault.target, at=receipt["at"], receipt=receipt)
     _record("fault.injected", injection, hands)
     if fault.heal_after is not None:
-        _in_background(lambda: _heal_later(fault, injection, hands), f"heal-{fault.target}")
+        _in_background(lambda: _heal_later(fault, hands), f"heal-{fault.target}")
     return injection
 
 
@@ -182,8 +182,8 @@ def schedule(fault: Fault, hands: Hands) -> Pending:
     return pending
 
 
-def _heal_later(fault: Fault, injection: Injection, hands: Hands) -> None:
-    time.sleep(max(0.0, injection.at + (fault.heal_after or 0.0) - time.monotonic()))
+def _heal_later(fault: Fault, hands: Hands) -> None:
+    time.sleep(fault.heal_after or 0.0)  # from when it was done: filling a disk takes a while itself
     try:
         heal(fault, hands)
     except FtlabError:

@@ -120,7 +120,9 @@ class Controller:
     def tick(self) -> float:
         """Time has passed: look at silence and at progress; how many seconds the next look can wait."""
         now = time.monotonic()
-        self.roster.judge(now, self._punctuality.look(now), find_awaited(self.job, self.roster))
+        late = self._punctuality.look(now)
+        self.roster.judge(now, late, find_awaited(self.job, self.roster))
+        self.watch.missed(late, now)
         if self.job and not self.job.over and not self.job.reattaching:
             for failure, since in list(self.watch.look(self.job, self.roster, now)):
                 self._accuse(self.job, failure, since, now)

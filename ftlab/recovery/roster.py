@@ -99,7 +99,8 @@ class Roster:
                             refused=[worker for worker in hello.workers if worker.get("generation")])
         node.address, node.pid, node.instance = hello.address, hello.pid, hello.instance
         node.replica_port = hello.replica_port
-        node.link, node.drop_link, node.heard, node.verdict = link, drop_link, time.monotonic(), Verdict.ALIVE
+        node.link, node.drop_link, node.verdict = link, drop_link, Verdict.ALIVE
+        node.heard = node.spoke = time.monotonic()
         node.rhythm = self._rhythm(node.name)
         node.job = "" if fresh else hello.job
         if fresh:
@@ -128,7 +129,7 @@ class Roster:
         node = self.nodes.get(name)
         if node is None or node.verdict == Verdict.DEAD:
             return None
-        node.heard = time.monotonic()
+        node.heard = node.spoke = time.monotonic()
         if node.verdict == Verdict.SUSPECT:
             node.verdict = Verdict.ALIVE
         return node

@@ -82,7 +82,8 @@ class NodeView:
     replica_port: int = 0
     link: Callable[[messages.Message], None] | None = None
     drop_link: Callable[[str], None] | None = None
-    heard: float = 0.0
+    heard: float = 0.0  # its silence counts from here: later than `spoke` where nobody listened for a while
+    spoke: float = 0.0  # when it last said something: what is known of it is as old as that
     acked: float = 0.0  # when it was last told that it is heard
     rhythm: PhiDetector | OwnDetector | None = None  # of its heartbeats, where the cluster goes by that
     started: float = 0.0  # when it was asked for
@@ -121,7 +122,7 @@ class NodeView:
             view = self.workers.get(local_rank)
             if view is not None and view.is_about(run):
                 view.update(report)
-                view.seen = self.heard
+                view.seen = self.spoke
 
     def send(self, message: messages.Message) -> None:
         """Send if there is a link; a node without one learns what it missed when it comes back."""

