@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
@@ -110,15 +111,17 @@ def _wait_for(output, notebook) -> None:
 
 
 def _run(page, cell) -> None:
-    """Run a cell as a student does. A busy browser may miss such quick keys, so look and press again; but not soon, as
-    one that is only slow would run the cell twice."""
+    """Run a cell as a student does, and wait until it has its number. A busy browser may miss such quick keys, and a
+    kernel that is still coming up drops what it was sent, so that the prompt is empty again: look and press again; but
+    not soon, as one that is only slow would run the cell twice."""
     from playwright.sync_api import expect
 
     prompt = cell.locator(".jp-InputPrompt")
     deadline = time.monotonic() + PATIENCE_MS / 1000
-    while prompt.inner_text().strip() == "[ ]:":
-        assert time.monotonic() < deadline, "the cell does not run"
-        prompt.click()
-        page.keyboard.press("Shift+Enter")
+    while not re.fullmatch(r"\[\d+\]:", text := prompt.inner_text().strip()):
+        assert time.monotonic() < deadline, f"the cell does not run: {text}"
+        if text == "[ ]:":
+            prompt.click()
+            page.keyboard.press("Shift+Enter")
         with contextlib.suppress(AssertionError):
-            expect(prompt).not_to_have_text("[ ]:", timeout=1000 * SOON_S)
+            expect(prompt).not_to_have_text("[ ]:" if text == "[ ]:" else "[*]:", timeout=1000 * SOON_S)
